@@ -1,0 +1,306 @@
+"""Budget, and the choice of a plan from a record: pure functions over frozen data.
+
+The same record under the same limits gives the same plan in every process. Nothing here
+measures, reads the disk or asks the device.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autobatch._errors import NoViableStrategyError
+from autobatch._record import Limits, Outcome, Record, Status
+from autobatch._strategies import FAMILIES, VMAP, Strategy
+from autobatch._units import format_bytes, format_factor, format_seconds
+
+Source = Literal["tuned", "record", "nearest", "synthetic", "estimate", "forced", "off", "sole"]
+
+LEAST_GAIN = 0.03
+"""A strategy replaces `vmap` only where it gains more than this share, or more than the noise."""
+
+DEFAULT_MEMORY_SHARE = 0.9
+"""Share of the free memory (and of this call's arguments) that the default limit allows."""
+
+_UNITS = {"B": 1, "": 1}
+for _power, _letter in enumerate("kMGT", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter.upper()}iB"] = 1024**_power
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Limits on what a plan may need and on what tuning may cost.
+
+    Args:
+        memory: most memory one call may need, arguments and results included: bytes, `"2GiB"`,
+            `"80%"` of the device, or None for 90 % of what is free when the call is tuned.
+        compile_s: most seconds one compile may take.
+        tuning_s: most seconds one tuning may take; at most one compile or run overruns it.
+        expected_calls: calls that share the cost of one compile. A large number favours run
+            time, a small one compile time.
+
+    Raises:
+        ValueError: a field is out of its range; the message names what is allowed.
+
+    >>> Budget(memory="1.5GiB").memory
+    '1.5GiB'
+    """
+
+    memory: int | str | None = None
+    compile_s: float = 60.0
+    tuning_s: float = 60.0
+    expected_calls: int = 1000
+
+    def __post_init__(self) -> None:
+        parse_memory(self.memory)
+        for name, least in (("compile_s", 0), ("tuning_s", 0), ("expected_calls", 1)):
+            value = getattr(self, name)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not (least <= value < math.inf)
+            ):
+                raise ValueError(f"Budget.{name} must be a finite number >= {least}; got {value!r}")
+        if int(self.expected_calls) != self.expected_calls:
+            raise ValueError(f"Budget.expected_calls must be whole; got {self.expected_calls!r}")
+
+
+def parse_memory(memory: int | str | None) -> int | float | None:
+    """Returns bytes as `int`, a share of the device as `float` in (0, 1], or None.
+
+    Raises:
+        ValueError: `memory` is none of the forms that `Budget` takes.
+
+    >>> parse_memory("2GiB"), parse_memory("80%"), parse_memory(None)
+    (2147483648, 0.8, None)
+    """
+    allowed = "memory must be a positive number of bytes, '2GiB', '500MB', '80%' or None"
+    if memory is None:
+        return None
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+        return memory
+    match = _MEMORY.fullmatch(memory) if isinstance(memory, str) else None
+    if match:
+        number, unit = float(match[1]), match[2]
+        if unit == "%" and 0 < number <= 100:
+            return number / 100
+        if unit in _UNITS and number * _UNITS[unit] >= 1:
+            return int(number * _UNITS[unit])
+    raise ValueError(f"{allowed}; got {memory!r}")
+
+
+def resolve(
+    budget: Budget, *, free_bytes: int | None, total_bytes: int | None, argument_bytes: int
+) -> Limits:
+    """Returns the limits that `budget` means on a device with this much memory.
+
+    Args:
+        budget: the user's limits.
+        free_bytes: bytes free on the device now; None if it gives no figure.
+        total_bytes: bytes of the device; None if it gives no figure.
+        argument_bytes: bytes of this call's arguments, which already lie on the device.
+
+    Raises:
+        ValueError: the budget is a share of a device that does not say how much it has.
+    """
+    memory = parse_memory(budget.memory)
+    limit: int | None
+    if memory is None:
+        known = free_bytes is not None
+        limit = int(DEFAULT_MEMORY_SHARE * (free_bytes + argument_bytes)) if known else None
+    elif isinstance(memory, int):
+        limit = memory
+    elif total_bytes is None:
+        raise ValueError(
+            f"memory={budget.memory!r} is a share of the device, and this device does not say "
+            "how much memory it has; give bytes, as in memory='2GiB'"
+        )
+    else:
+        limit = int(memory * total_bytes)
+    return Limits(
+        memory_bytes=limit,
+        memory_is_explicit=memory is not None,
+        compile_s=float(budget.compile_s),
+        tuning_s=float(budget.tuning_s),
+        expected_calls=int(budget.expected_calls),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The strategy chosen for one workload, and why.
+
+    Attributes:
+        strategy: the chosen strategy; `str(plan.strategy)` is what `strategy=` takes.
+        source: how this process first came to it.
+        outcomes: every candidate, at least one of each family; what is unknown is None.
+        key: full hex digest of the workload; "" where none was built.
+    """
+
+    strategy: Strategy
+    source: Source
+    outcomes: tuple[Outcome, ...]
+    key: str
+
+
+def total_s(outcome: Outcome, expected_calls: int) -> float:
+    """Returns `compile_s + expected_calls * run_s`, in seconds; infinite where unknown."""
+    if outcome.compile_s is None or outcome.run_s is None:
+        return math.inf
+    return outcome.compile_s + expected_calls * outcome.run_s
+
+
+def choose(record: Record, limits: Limits) -> Strategy | None:
+    """Returns the strategy with the least total within `limits`, or None if nothing is viable.
+
+    `vmap` stays unless another gains more than the noise. Among those that do, whoever is within
+    the noise of the least total is its equal, and equals are told apart by memory, then compile
+    time, then a fixed order.
+    """
+    viable = [each for each in record.outcomes if _objection(each, limits) is None]
+    if not viable:
+        return None
+    calls, keep = limits.expected_calls, 1 - margin(record)
+    default = next((each for each in viable if each.strategy == VMAP), None)
+    bar = math.inf if default is None else keep * total_s(default, calls)
+    better = [each for each in viable if each is not default and total_s(each, calls) < bar]
+    if not better:
+        return VMAP if default is not None else None
+    least = min(total_s(each, calls) for each in better)
+    equals = [each for each in better if keep * total_s(each, calls) <= least]
+    return min(equals, key=_preference).strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The strategy to use, and what the user should be told if it is not a good one."""
+
+    strategy: Strategy
+    warning: str | None = None
+
+
+def decide(record: Record, limits: Limits) -> Decision:
+    """Returns the strategy for `limits`, falling back where nothing is viable.
+
+    Raises:
+        NoViableStrategyError: nothing fits the memory that the user allows.
+    """
+    strategy = choose(record, limits)
+    if strategy is not None:
+        return Decision(strategy=strategy)
+    strategy = choose(record, replace(limits, compile_s=math.inf))
+    if strategy is not None:
+        return Decision(strategy=strategy)
+    least = smallest(record)
+    if least is None or limits.memory_bytes is None or (_need(least) or 0) <= limits.memory_bytes:
+        return Decision(strategy=VMAP)
+    count, what = len(record.outcomes), f"`{record.name}` ({record.batch_size} rows)"
+    found = "measured" if least.peak_bytes is not None else "predicted"
+    message = (
+        f"none of {count} candidates for {what} fits memory={format_bytes(limits.memory_bytes)}. "
+        f"The smallest {found} peak is {format_bytes(_need(least))} ({least.strategy})."
+    )
+    if limits.memory_is_explicit:
+        raise NoViableStrategyError(f"{message} Raise Budget.memory, or map fewer rows at once.")
+    return Decision(
+        strategy=least.strategy,
+        warning=f"{message} It is used all the same; free memory, or map fewer rows at once.",
+    )
+
+
+def margin(record: Record) -> float:
+    """Returns the share by which a strategy must beat `vmap`: its noise, at least 3 %."""
+    return min(max(LEAST_GAIN, record.noise or 0.0), 0.99)
+
+
+def smallest(record: Record) -> Outcome | None:
+    """Returns the outcome with the least known or predicted need, for when nothing fits."""
+    usable: tuple[Status, ...] = ("measured", "over-memory")
+    needs = [each for each in record.outcomes if each.status in usable and _need(each) is not None]
+    return min(needs, key=lambda each: (_need(each), _preference(each)), default=None)
+
+
+def explained(record: Record, limits: Limits, chosen: Strategy) -> tuple[Outcome, ...]:
+    """Returns the outcomes of `record`, each with the reason why it is or is not the plan."""
+    calls = limits.expected_calls
+    winner = next((each for each in record.outcomes if each.strategy == chosen), None)
+    best = math.inf if winner is None else total_s(winner, calls)
+
+    def reason(outcome: Outcome) -> str | None:
+        objection = _objection(outcome, limits)
+        if outcome.strategy == chosen:
+            if objection is not None:
+                return f"chosen although {objection}"
+            if limits.memory_bytes is None:
+                return "chosen: least total"
+            return f"chosen: least total within {format_bytes(limits.memory_bytes)}"
+        if objection is not None:
+            return objection
+        total = total_s(outcome, calls)
+        if not best or not math.isfinite(best) or not math.isfinite(total):
+            return "its total says nothing"
+        factor = total / best
+        if factor < 1 + margin(record):
+            return f"{format_factor(factor)}, within the noise of {margin(record):.0%}"
+        return format_factor(factor)
+
+    return tuple(replace(each, reason=reason(each)) for each in record.outcomes)
+
+
+def to_resume(record: Record, limits: Limits) -> tuple[Strategy, ...]:
+    """Returns the strategies that `record` left out and that `limits` would now allow.
+
+    Only an explicit limit counts for memory: the default follows what happens to be free.
+    """
+    then = record.searched
+    wider: dict[Status, bool] = {
+        "over-memory": limits.memory_is_explicit
+        and (limits.memory_bytes or 0) > (then.memory_bytes or math.inf),
+        "over-compile": limits.compile_s > then.compile_s,
+        "out-of-time": limits.tuning_s > then.tuning_s,
+        "not-worth": limits.expected_calls > then.expected_calls,
+    }
+    return tuple(each.strategy for each in record.outcomes if wider.get(each.status, False))
+
+
+def blank(reason: str, strategy: Strategy | None = None) -> tuple[Outcome, ...]:
+    """Returns outcomes without figures, for a plan that rests on no measurement."""
+    from_families = [
+        Strategy(family=each, chunk_size=1 if each == "chunked" else None) for each in FAMILIES
+    ]
+    strategies: Iterable[Strategy] = from_families
+    if strategy is not None:
+        strategies = [strategy if each.family == strategy.family else each for each in strategies]
+    return tuple(Outcome(strategy=each, status="unmeasured", reason=reason) for each in strategies)
+
+
+def _objection(outcome: Outcome, limits: Limits) -> str | None:
+    """Returns why the outcome cannot be the plan, or None."""
+    if outcome.status != "measured":
+        return outcome.reason or outcome.status
+    if outcome.compile_s is None or outcome.run_s is None:
+        return "incomplete measurement"
+    if limits.memory_bytes is not None and (outcome.peak_bytes or 0) > limits.memory_bytes:
+        return f"needs {format_bytes(outcome.peak_bytes)} of {format_bytes(limits.memory_bytes)}"
+    if outcome.compile_s > limits.compile_s:
+        allowed = format_seconds(limits.compile_s)
+        return f"compiles for {format_seconds(outcome.compile_s)} of {allowed} allowed"
+    return None
+
+
+def _need(outcome: Outcome) -> int | None:
+    return outcome.predicted_bytes if outcome.peak_bytes is None else outcome.peak_bytes
+
+
+def _preference(outcome: Outcome) -> tuple[float, float, int, int]:
+    return (
+        math.inf if outcome.peak_bytes is None else outcome.peak_bytes,
+        math.inf if outcome.compile_s is None else outcome.compile_s,
+        FAMILIES.index(outcome.strategy.family),
+        outcome.strategy.chunk_size or 0,
+    )

@@ -1,0 +1,65 @@
+"""Where a call would run, and whether it may touch its arrays now."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.backend
+import jax.extend.core
+
+
+def device_of(leaves: Iterable[Any]) -> Any:
+    """Returns the `jax.Device` that a call with these leaves runs on, as jit decides it."""
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.committed:
+            return min(leaf.devices(), key=lambda each: each.id)
+    config: Any = jax.config
+    default = config.jax_default_device
+    if default is None:
+        return jax.local_devices()[0]
+    return jax.local_devices(backend=default)[0] if isinstance(default, str) else default
+
+
+@functools.cache
+def several_kinds() -> bool:
+    """Returns whether this process sees devices of more than one kind."""
+    return len({each.device_kind for each in _all_devices()}) > 1
+
+
+def _all_devices() -> list[Any]:
+    return [
+        device
+        for name in jax.extend.backend.backends()
+        for device in jax.local_devices(backend=name)
+    ]
+
+
+def several_devices(leaves: Iterable[Any]) -> bool:
+    """Returns whether one of the arrays lies on more than one device."""
+    return any(
+        isinstance(leaf, jax.Array)
+        and not isinstance(leaf, jax.core.Tracer)
+        and len(leaf.devices()) > 1
+        for leaf in leaves
+    )
+
+
+def under_trace(leaves: Iterable[Any]) -> bool:
+    """Returns whether a call happens inside a transformation, where nothing may be measured.
+
+    That is so even if all arguments are concrete: what the function closes over may be traced.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return True
+    with jax.core.eval_context():
+        top = _current_trace()
+    return _current_trace() is not top
+
+
+def _current_trace() -> Any:
+    with jax.extend.core.take_current_trace() as trace:
+        return trace

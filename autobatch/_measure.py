@@ -1,0 +1,257 @@
+"""Compiling, running, timing and comparing candidates. What to try, and whether, is `_tuner`'s.
+
+Everything that tests replace by fakes (clock, memory) is in `Instruments`.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autobatch import _memory
+from autobatch._bound import live_bytes
+from autobatch._memory import DeviceMemory
+from autobatch._program import Program
+from autobatch._strategies import Strategy
+
+SAMPLE_S = 1e-3
+"""A timed sample repeats a call until it lasts at least this long."""
+ROUNDS_LEAST, ROUNDS_MOST = 3, 15
+"""Samples per candidate."""
+FAR_SLOWER = 4.0
+"""A candidate this many times slower than the best gets no further sample."""
+NO_SECOND_RUN_S = 0.25
+"""Below this first run there is always a second: the first one also loads the executable."""
+
+WHOLE_REFERENCE_BYTES = 64 * 1024 * 1024
+"""Outputs up to this size are compared whole."""
+
+_TOLERANCES = {"float64": 1e-7, "complex128": 1e-7, "float32": 2e-3, "complex64": 2e-3}
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruments:
+    """What measuring needs of the world.
+
+    Attributes:
+        clock: seconds, monotonic.
+        device_memory: free and total bytes of a device.
+        growth: runs a function, returns its result and the bytes that memory grew by meanwhile,
+            None where the platform has no such figure.
+        planned: bytes of outputs and temporaries of an executable as XLA plans them, or None.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
+    device_memory: Callable[[Any], DeviceMemory] = _memory.device_memory
+    growth: Callable[[Callable[[], Any], Any], tuple[Any, int | None]] = _memory.measured_growth
+    planned: Callable[[Any], int | None] = _memory.planned_bytes
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A candidate under way: its program and what has been measured of it so far."""
+
+    strategy: Strategy
+    program: Program
+    bound_bytes: int
+    traced: Any = None
+    compile_s: float | None = None
+    planned_bytes: int | None = None
+    growth_bytes: int | None = None
+    first_run_s: float | None = None
+    repeats: int = 1
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def run_s(self) -> float | None:
+        """Median seconds of one call."""
+        return statistics.median(self.samples) if self.samples else None
+
+    @property
+    def run_mad_s(self) -> float | None:
+        """Median absolute deviation of the samples, in seconds."""
+        if len(self.samples) < 2:
+            return None
+        middle = statistics.median(self.samples)
+        return statistics.median(abs(each - middle) for each in self.samples)
+
+
+def trace(strategy: Strategy, program: Program, args: Any, kwargs: Any) -> Trial:
+    """Returns a trial of `program`, traced, with the upper bound of its memory."""
+    traced = program.jitted.trace(*args, **kwargs)
+    return Trial(
+        strategy=strategy, program=program, bound_bytes=live_bytes(traced.jaxpr), traced=traced
+    )
+
+
+def compile_(trial: Trial, instruments: Instruments) -> None:
+    """Lowers and compiles on the trial's own jit object, which then serves calls of it."""
+    start = instruments.clock()
+    compiled = trial.traced.lower().compile()
+    trial.compile_s = instruments.clock() - start
+    trial.planned_bytes = instruments.planned(compiled)
+    trial.traced = None
+
+
+def first_run(trial: Trial, args: Any, kwargs: Any, device: Any, instruments: Instruments) -> Any:
+    """Runs the trial once, measures how far memory grows, and returns the outputs.
+
+    The run is not a sample: an executable's first run also loads its code.
+    """
+    start = instruments.clock()
+    outputs, trial.growth_bytes = instruments.growth(
+        lambda: jax.block_until_ready(trial.program.jitted(*args, **kwargs)), device
+    )
+    trial.first_run_s = instruments.clock() - start
+    return outputs
+
+
+def calibrate(
+    trial: Trial, best_s: float | None, args: Any, kwargs: Any, instruments: Instruments
+) -> None:
+    """Runs the trial a second time to see how often a sample must repeat it.
+
+    One whose first run was far slower than the best gets no second; the first is its sample.
+    """
+    assert trial.first_run_s is not None
+    if best_s is not None and trial.first_run_s > max(NO_SECOND_RUN_S, FAR_SLOWER * best_s):
+        trial.samples.append(trial.first_run_s)
+        return
+    once = _sample(trial, args, kwargs, instruments)
+    trial.repeats = max(1, min(1000, round(SAMPLE_S / max(once, 1e-9))))
+    if trial.repeats == 1:
+        trial.samples.append(once)
+
+
+def time_rounds(
+    trials: Sequence[Trial],
+    args: Any,
+    kwargs: Any,
+    instruments: Instruments,
+    *,
+    seconds: float,
+    deadline: float,
+) -> None:
+    """Adds samples to every trial, interleaved in random order, so that drift hits all alike.
+
+    Args:
+        trials: compiled and run once.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        instruments: the clock.
+        seconds: after the least number of rounds, no round begins beyond this.
+        deadline: no round begins beyond this reading of the clock.
+    """
+    order, shuffle = list(trials), random.Random(0).shuffle
+    enough = instruments.clock() + seconds
+    with _no_garbage_collection():
+        for done in range(ROUNDS_MOST):
+            now = instruments.clock()
+            if now > deadline or (done >= ROUNDS_LEAST and now > enough):
+                break
+            shuffle(order)
+            for trial in order:
+                trial.samples.append(_sample(trial, args, kwargs, instruments))
+            best = min(min(trial.samples) for trial in order)
+            if done:  # one sample may be a disturbance
+                order = [each for each in order if min(each.samples) <= FAR_SLOWER * best]
+
+
+def _sample(trial: Trial, args: Any, kwargs: Any, instruments: Instruments) -> float:
+    """Returns the seconds of one call, each result held until all of it is ready."""
+    jitted = trial.program.jitted
+    outputs = None
+    start = instruments.clock()
+    for _ in range(trial.repeats):
+        outputs = jax.block_until_ready(jitted(*args, **kwargs))
+    elapsed = instruments.clock() - start
+    del outputs
+    return elapsed / trial.repeats
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Reference:
+    """Outputs that others are compared with: whole where they are small, else an even sample."""
+
+    def __init__(self, outputs: Any) -> None:
+        leaves = [_plain(leaf) for leaf in jax.tree.leaves(outputs)]
+        total = sum(leaf.nbytes for leaf in leaves)
+        self._stride = -(-total // WHOLE_REFERENCE_BYTES) or 1
+        # A stride that divides the row length would look at the same columns of every row.
+        self._stride += self._stride > 1 and self._stride % 2 == 0
+        self._expected = [self._sampled(leaf) for leaf in leaves]
+
+    def disagreement(self, outputs: Any) -> str | None:
+        """Returns how the outputs disagree with the reference, or None where they agree.
+
+        Floats agree within a tolerance of their dtype, relative to the largest value of the leaf,
+        since strategies add in another order; NaN equals NaN. Everything else must be equal.
+        """
+        leaves = jax.tree.leaves(outputs)
+        for number, (leaf, expected) in enumerate(zip(leaves, self._expected, strict=True)):
+            found = self._sampled(_plain(leaf))
+            if found.shape != expected.shape or found.dtype != expected.dtype:
+                return f"output {number} has another shape or dtype than the reference"
+            if not _agree(found, expected):
+                return f"output {number} differs from the reference"
+        return None
+
+    def _sampled(self, leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        flat = leaf.reshape(-1)
+        return flat if self._stride == 1 else flat[:: self._stride].copy()
+
+
+def _plain(leaf: Any) -> np.ndarray[Any, Any]:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def _agree(leaf: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
+    """Compares in blocks, so that the comparison itself needs little memory."""
+    blocks = [slice(at, at + _BLOCK) for at in range(0, leaf.size, _BLOCK)]
+    if not jnp.issubdtype(leaf.dtype, np.inexact):
+        return all(np.array_equal(leaf[each], expected[each]) for each in blocks)
+    tolerance = _TOLERANCES.get(leaf.dtype.name, 5e-2)
+    largest = max((_largest(expected[each]) for each in blocks), default=0.0)
+    return all(
+        np.allclose(
+            _widened(leaf[each]),
+            _widened(expected[each]),
+            rtol=tolerance,
+            atol=tolerance * largest,
+            equal_nan=True,
+        )
+        for each in blocks
+    )
+
+
+def _largest(block: np.ndarray[Any, Any]) -> float:
+    sizes = np.abs(_widened(block))
+    return float(np.max(sizes, initial=0.0, where=np.isfinite(sizes)))
+
+
+def _widened(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    wide = np.complex128 if jnp.issubdtype(block.dtype, np.complexfloating) else np.float64
+    return block.astype(wide)

@@ -1,0 +1,238 @@
+"""How much memory a device has, and how much of it one call takes.
+
+Every figure has its source here: the kernel, the cgroup, the device's allocator, XLA's plan.
+Unknown is None, never 0. The upper bound that needs no run is in `_bound`; which figure decides
+what is in `_tuner`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autobatch._record import PeakSource
+
+T = TypeVar("T")
+
+_PROC = Path("/proc/self")
+_CGROUPS = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60
+"""What cgroup v1 writes for "no limit" is a page short of 2**63."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Memory of a device as its allocator or the kernel states it. None is unknown.
+
+    Attributes:
+        free_bytes: bytes that this process may still take.
+        total_bytes: bytes that this process could have if it were alone.
+    """
+
+    free_bytes: int | None
+    total_bytes: int | None
+
+
+def device_memory(device: Any) -> DeviceMemory:
+    """Returns the free and total bytes of `device`: for a CPU, of this process's host."""
+    if device.platform == "cpu":
+        return host_memory()
+    stats = _allocator_stats(device)
+    total, used = stats.get("bytes_limit"), stats.get("bytes_in_use")
+    free = None if total is None or used is None else max(0, total - used)
+    return DeviceMemory(free_bytes=free, total_bytes=total)
+
+
+def host_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> DeviceMemory:
+    """Returns the memory of the machine, or of the container or process limit if that is less.
+
+    Args:
+        proc: the folder of this process under `/proc`.
+        cgroups: where the cgroup file systems are mounted.
+    """
+    import psutil  # here and not above, since not every process that imports autobatch needs it
+
+    machine = psutil.virtual_memory()
+    rooms = [(machine.available, machine.total), *_cgroup_rooms(proc, cgroups)]
+    rooms += _address_space_room(proc)
+    return DeviceMemory(
+        free_bytes=max(0, min(free for free, _ in rooms)),
+        total_bytes=min(total for _, total in rooms),
+    )
+
+
+def _cgroup_rooms(proc: Path, cgroups: Path) -> list[tuple[int, int]]:
+    """Returns free and total bytes of every memory cgroup above this process that has a limit."""
+    rooms = []
+    for line in _read(proc / "cgroup").splitlines():
+        hierarchy, controllers, path = line.split(":", 2)
+        if hierarchy == "0" and not controllers:
+            names = ("memory.max", "memory.current", "inactive_file")
+            mounts = (cgroups, cgroups / "unified")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            mounts = (cgroups / "memory",)
+        else:
+            continue
+        # Inside a container the path may name a group that its mount does not show; then the
+        # mount itself is the group, and it ends the walk upwards in any case.
+        parts = [each for each in path.split("/") if each not in ("", "..")]
+        for mount in mounts:
+            for depth in range(len(parts), -1, -1):
+                rooms += _cgroup_room(mount.joinpath(*parts[:depth]), *names)
+    return rooms
+
+
+def _cgroup_room(group: Path, limit: str, usage: str, reclaimable: str) -> list[tuple[int, int]]:
+    total, used = _number(_read(group / limit)), _number(_read(group / usage))
+    if total is None or used is None or total >= _NO_LIMIT:
+        return []
+    # The kernel drops cached files before it refuses memory, so they count as free.
+    statistics = dict(
+        line.split(maxsplit=1) for line in _read(group / "memory.stat").splitlines() if " " in line
+    )
+    return [(total - used + (_number(statistics.get(reclaimable, "")) or 0), total)]
+
+
+def _address_space_room(proc: Path) -> list[tuple[int, int]]:
+    """Returns free and total bytes under `ulimit -v`, where that is set."""
+    lines = _read(proc / "limits").splitlines()
+    limits = [line.split()[3] for line in lines if line.startswith("Max address space")]
+    total = _number(limits[0]) if limits else None  # "unlimited" is no number
+    used = _status_bytes(proc, "VmSize")
+    return [] if total is None or used is None else [(total - used, total)]
+
+
+def measured_growth(run: Callable[[], T], device: Any) -> tuple[T, int | None]:
+    """Returns what `run` returned, and by how many bytes memory grew at its peak meanwhile.
+
+    On a CPU this is the growth of the process, which includes what libraries allocate outside
+    XLA's plan; it is exact to some pages per core. Memory that the C library kept from earlier
+    calls, up to 32 MiB a block, can be used again without growth, so the figure is a lower bound:
+    take the larger of it and XLA's plan. On other devices it is known only if the allocator's
+    peak rose, since that cannot be reset.
+
+    Args:
+        run: runs once; must block until its results are there and return them, so that nothing
+            is freed before the reading.
+        device: where it runs.
+    """
+    if device.platform == "cpu":
+        return process_growth(run)
+    before = _allocator_stats(device)
+    result = run()
+    after = _allocator_stats(device)
+    used = before.get("bytes_in_use")
+    peaks = before.get("peak_bytes_in_use"), after.get("peak_bytes_in_use")
+    if used is None or peaks[0] is None or peaks[1] is None or peaks[1] <= peaks[0]:
+        return result, None
+    return result, peaks[1] - used
+
+
+def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | None]:
+    """Returns what `run` returned and the growth of this process's resident memory, if known.
+
+    Only Linux can reset the high-water mark (`man 5 proc_pid_clear_refs`), and some containers
+    do not let it be written.
+
+    Args:
+        run: as for `measured_growth`.
+        proc: the folder of this process under `/proc`.
+    """
+    gc.collect()
+    _give_back_heap()
+    try:
+        (proc / "clear_refs").write_text("5")
+    except OSError:
+        return run(), None
+    # The mark is read before and after, not the resident size before: the kernel batches its
+    # counters per core, and one counter's error cancels where two would add.
+    before = _status_bytes(proc, "VmHWM")
+    result = run()
+    after = _status_bytes(proc, "VmHWM")
+    return result, None if before is None or after is None else max(0, after - before)
+
+
+def _give_back_heap() -> None:
+    """Hands free heap pages to the kernel, so that using them again shows as growth."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
+        if trim is not None:
+            trim(0)
+
+
+def planned_bytes(compiled: Any) -> int | None:
+    """Returns the bytes of results and temporaries that XLA planned for an executable.
+
+    Results that take the place of donated arguments count once. Generated code is left out: it
+    is there from compiling on, for as long as the executable is, and no call adds to it.
+
+    Args:
+        compiled: a `jax.stages.Compiled`.
+    """
+    try:
+        plan = compiled.memory_analysis()
+        needs = plan.output_size_in_bytes + plan.temp_size_in_bytes - plan.alias_size_in_bytes
+        return max(0, int(needs))
+    except Exception:  # a backend without an analysis raises what it likes, or returns None
+        return None
+
+
+def peak_bytes(
+    argument_bytes: int, planned: int | None, growth: int | None, platform: str = "cpu"
+) -> tuple[int | None, PeakSource | None]:
+    """Returns the memory of one call, arguments included, and where the figure is from.
+
+    The larger of plan and growth counts. The plan misses what libraries allocate; growth misses
+    what was allocated in memory that the process already had.
+
+    Args:
+        argument_bytes: bytes of the arguments.
+        planned: results and temporaries as XLA planned them, or None.
+        growth: measured growth beyond what was in use before, or None.
+        platform: where growth was measured.
+
+    Returns:
+        The bytes, and the source of the larger figure: `"xla"` for the plan, also if they are
+        equal; `"measured"` for growth of the process; `"device"` for growth that the device's
+        allocator stated. Both are None if neither figure is known.
+
+    >>> peak_bytes(1000, planned=4096, growth=0)
+    (5096, 'xla')
+    """
+    if growth is not None and growth > (planned or 0):
+        return argument_bytes + growth, "measured" if platform == "cpu" else "device"
+    if planned is None:
+        return None, None
+    return argument_bytes + planned, "xla"
+
+
+def _allocator_stats(device: Any) -> dict[str, int]:
+    try:
+        return dict(device.memory_stats() or {})
+    except Exception:  # devices without figures raise what they like
+        return {}
+
+
+def _status_bytes(proc: Path, name: str) -> int | None:
+    for line in _read(proc / "status").splitlines():
+        if line.startswith(f"{name}:"):
+            kibibytes = _number(line.split()[1])
+            return None if kibibytes is None else kibibytes * 1024
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None

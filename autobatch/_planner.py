@@ -1,0 +1,275 @@
+"""From a described call to its plan: what this process knows, the store, or a new tuning.
+
+One planner belongs to one mapped function. Which jit object then serves the call is in `_api`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import jax
+
+from autobatch import _tuner
+from autobatch._bound import tree_bytes
+from autobatch._choose import Budget, Plan, Source, blank, decide, explained, resolve, to_resume
+from autobatch._eligibility import must_not_run, nothing_to_choose, only_vmap
+from autobatch._errors import IneligibleStrategyError, RecordMissError, warn_once
+from autobatch._key import digest, key_parts
+from autobatch._measure import Instruments
+from autobatch._program import Program
+from autobatch._record import Limits, Record
+from autobatch._strategies import VMAP, Strategy
+from autobatch._workload import Workload
+
+if TYPE_CHECKING:
+    from autobatch._store import Store
+
+Mode = Literal["first-call", "cached", "require", "force", "off"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+INSTRUMENTS = Instruments()
+"""The clock and the memory that tunings measure with; tests put others in its place."""
+
+# Records of this process, by store folder and key, with how this process came to each.
+_KNOWN: dict[tuple[str | None, str], tuple[Record, Source]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan, what it rests on, and the program that the tuning compiled, if there was one.
+
+    It is kept for every shape, so it holds no jaxpr: that would keep constants alive.
+    """
+
+    plan: Plan
+    record: Record | None = None
+    limits: Limits | None = None
+    program: Program | None = None
+
+
+@dataclass(kw_only=True)
+class Planner:
+    """Decides how the calls of one mapped function are mapped.
+
+    Attributes:
+        name: what the function is called, for people.
+        key_name: the user's `name=`, which keeps records apart; else None.
+        budget: the user's budget.
+        strategy: the forced strategy, or None.
+        mode: the user's `tune=`; None means the environment's.
+        store: the user's `store=`.
+        also: strategies to measure besides those that the search picks.
+    """
+
+    name: str
+    key_name: str | None
+    budget: Budget
+    strategy: Strategy | None
+    mode: Mode | None
+    store: str | os.PathLike[str] | bool | None
+    also: tuple[Strategy, ...] = ()
+    _plans: dict[str, Planned] = field(default_factory=dict)
+    _measured: set[str] = field(default_factory=set)
+
+    def known(
+        self, workload: Workload, leaves: list[Any], device: Any, *, may_tune: bool
+    ) -> Planned | None:
+        """Returns the plan of a workload without measuring anything; None if it must be tuned.
+
+        Args:
+            workload: the described call.
+            leaves: its arguments, concrete or traced.
+            device: the device that it runs on.
+            may_tune: whether a tuning could follow; if not, whatever is known must do.
+
+        Raises:
+            IneligibleStrategyError: the forced strategy would not keep the meaning.
+            NoViableStrategyError: the record says that nothing fits the budget.
+            RecordMissError: `tune="require"`, and there is no record.
+        """
+        if self.strategy is not None:
+            return self._forced(workload, leaves, self.strategy)
+        reason = nothing_to_choose(workload) or only_vmap(workload, leaves)
+        if reason is not None:
+            return _unmeasured("sole", f"vmap alone: {reason}")
+        parts = key_parts(workload, device, name=self.key_name)
+        key = digest(parts)
+        if key in self._plans:
+            return self._plans[key]
+        reason = must_not_run(workload)
+        if reason is not None:
+            return _unmeasured("estimate", f"not measured: {reason}", key)
+        mode = self.tuning_mode()
+        if may_tune and mode == "force" and key not in self._measured:
+            return None
+        record, source = self._recorded(key)
+        if record is not None:
+            limits = self._limits(leaves, device)
+            if may_tune and mode in ("first-call", "force") and to_resume(record, limits):
+                return None
+            return self._planned(record, limits, source)
+        if mode == "require":
+            raise RecordMissError(self._miss(parts))
+        if not may_tune or mode == "cached":
+            how = "tune='cached'" if mode == "cached" else "called inside another trace"
+            return _unmeasured("estimate", f"not measured: {how}", key)
+        return None
+
+    def tuned(
+        self,
+        workload: Workload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: Any,
+        new_program: Callable[[], Program],
+        *,
+        anew: bool = False,
+    ) -> Planned:
+        """Returns the plan after a tuning on the caller's arrays, and stores the record.
+
+        Args:
+            workload: the described call.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            device: the device that it runs on.
+            new_program: returns a fresh program of the mapped function.
+            anew: whether to measure everything again although there may be a record.
+
+        Raises:
+            NoViableStrategyError: nothing fits the memory that the user allows.
+            ValueError, TypeError: what `jax.vmap` raises for this call.
+        """
+        parts = key_parts(workload, device, name=self.key_name)
+        key = digest(parts)
+        limits = self._limits(jax.tree.leaves((args, kwargs)), device)
+        anew = anew or (self.tuning_mode() == "force" and key not in self._measured)
+        record, _ = (None, None) if anew else self._recorded(key)
+        job = _tuner.Job(
+            workload=workload,
+            args=args,
+            kwargs=kwargs,
+            device=device,
+            limits=limits,
+            key=key,
+            parts=parts,
+            name=self.name,
+            new_program=new_program,
+            also=self.also,
+        )
+        resume = None if record is None else (record, to_resume(record, limits))
+        try:
+            result = _tuner.tune(job, INSTRUMENTS, resume=resume)
+        except _tuner.Interrupted as interrupted:
+            self._keep(interrupted.record)
+            raise
+        self._keep(result.record)
+        self._measured.add(key)
+        planned = self._planned(result.record, limits, "tuned")
+        return replace(planned, program=result.programs.get(planned.plan.strategy))
+
+    def tuning_mode(self) -> Mode:
+        """Returns the mode in force: the argument, else the environment's, else `first-call`."""
+        return self.mode or checked_mode(os.environ.get("AUTOBATCH_TUNE") or "first-call")
+
+    def _planned(self, record: Record, limits: Limits, source: Source) -> Planned:
+        decision = decide(record, limits)
+        if decision.warning is not None:
+            warn_once(decision.warning)
+        plan = Plan(
+            strategy=decision.strategy,
+            source=source,
+            outcomes=explained(record, limits, decision.strategy),
+            key=record.key,
+        )
+        self._plans[record.key] = Planned(plan=plan, record=record, limits=limits)
+        return self._plans[record.key]
+
+    def _forced(self, workload: Workload, leaves: list[Any], strategy: Strategy) -> Planned:
+        at_once = strategy.chunk_size if strategy.family == "chunked" else None
+        if strategy != VMAP and (at_once is None or at_once < workload.batch_size):
+            reason = None if nothing_to_choose(workload) else only_vmap(workload, leaves)
+            if reason is not None:
+                raise IneligibleStrategyError(
+                    f"strategy={str(strategy)!r} would not keep the meaning of jax.vmap for "
+                    f"`{self.name}`: {reason}. Use strategy='vmap', or none."
+                )
+        return _unmeasured("forced", f"not measured: strategy={str(strategy)!r}", strategy=strategy)
+
+    def _recorded(self, key: str) -> tuple[Record | None, Source]:
+        folder, store = self._store()
+        if (folder, key) in _KNOWN:
+            return _KNOWN[folder, key]
+        record = None if store is None else store.get(key)
+        if record is not None:
+            _KNOWN[folder, key] = (record, "record")
+        return record, "record"
+
+    def _keep(self, record: Record) -> None:
+        folder, store = self._store()
+        _KNOWN[folder, record.key] = (record, "tuned")
+        if store is not None:
+            store.put(record)
+
+    def _store(self) -> tuple[str | None, Store | None]:
+        from autobatch._store import open_store
+
+        store = open_store(self.store)
+        return (None if store is None else str(store.path)), store
+
+    def _limits(self, leaves: list[Any], device: Any) -> Limits:
+        memory = INSTRUMENTS.device_memory(device)
+        return resolve(
+            environment_budget(self.budget),
+            free_bytes=memory.free_bytes,
+            total_bytes=memory.total_bytes,
+            argument_bytes=tree_bytes(leaves),
+        )
+
+    def _miss(self, parts: Mapping[str, Any]) -> str:
+        _, store = self._store()
+        records = [] if store is None else store.records()
+        differing = [
+            [part for part in parts if parts[part] != record.parts.get(part)] for record in records
+        ]
+        where = "no store" if store is None else f"the store {store.path}"
+        message = f"tune='require', and {where} has no record of `{self.name}`"
+        nearest = min(differing, key=len, default=None)
+        if nearest is not None:
+            message += f"; the nearest one differs in {', '.join(nearest)}"
+        return f"{message}. Call it once with tune='first-call', or call its `.tune(...)`."
+
+
+def checked_mode(mode: object) -> Mode:
+    """Returns `mode` if it is one.
+
+    Raises:
+        ValueError: it is none; the message names those that are.
+    """
+    for each in MODES:
+        if mode == each:
+            return each
+    raise ValueError(f"tune (or AUTOBATCH_TUNE) must be one of {', '.join(MODES)}; got {mode!r}")
+
+
+def environment_budget(budget: Budget) -> Budget:
+    """Returns the budget with the memory of `AUTOBATCH_MEMORY`, unless it has its own.
+
+    Raises:
+        ValueError: the variable holds no amount of memory.
+    """
+    memory = os.environ.get("AUTOBATCH_MEMORY")
+    if budget.memory is not None or not memory:
+        return budget
+    try:
+        return replace(budget, memory=int(memory) if memory.isdigit() else memory)
+    except ValueError as error:
+        raise ValueError(f"AUTOBATCH_MEMORY: {error}") from None
+
+
+def _unmeasured(source: Source, reason: str, key: str = "", strategy: Strategy = VMAP) -> Planned:
+    return Planned(
+        plan=Plan(strategy=strategy, source=source, outcomes=blank(reason, strategy), key=key)
+    )

@@ -1,0 +1,346 @@
+"""One tuning: tries the candidates on the caller's arrays and returns the record.
+
+Which candidates, is `_search`'s; how they are measured, `_measure`'s; which one wins, `_choose`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import jax
+
+from autobatch import _measure, _memory
+from autobatch._bound import tree_bytes
+from autobatch._choose import choose, total_s
+from autobatch._errors import warn_once
+from autobatch._key import device_in_words
+from autobatch._measure import Instruments, Reference, Trial
+from autobatch._program import Program
+from autobatch._record import Limits, Outcome, Record, Status
+from autobatch._search import candidates, left_out
+from autobatch._strategies import VMAP, Strategy, rows_at_once
+from autobatch._units import format_bytes, format_factor, format_seconds
+from autobatch._workload import Workload, equations
+
+LOGGER = logging.getLogger("autobatch")
+
+LONG_S = 5.0
+"""A tuning expected to take longer is announced."""
+_EQUATION_S = 5e-4
+"""Rough compile time of one equation, to tell a long tuning before it starts."""
+_TRUSTED_STEP = 8
+"""Memory measured at some rows at once speaks for up to this many times as many."""
+_SAFETY = 1.25
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "llocat")
+
+_DEVICE = threading.RLock()
+"""Held while candidates run, so that two tunings of one process do not disturb each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be tuned.
+
+    Attributes:
+        workload: the described call.
+        args, kwargs: the caller's arrays.
+        device: the `jax.Device` they are worked on.
+        limits: the budget on this device.
+        key, parts, name: as the record holds them.
+        new_program: returns a fresh program; candidates never compile on one in service.
+        also: strategies to measure besides those that the search picks.
+    """
+
+    workload: Workload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    device: Any
+    limits: Limits
+    key: str
+    parts: Mapping[str, Any]
+    name: str
+    new_program: Callable[[], Program]
+    also: tuple[Strategy, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What a tuning found, and the programs that it compiled."""
+
+    record: Record
+    programs: Mapping[Strategy, Program]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a tuning, with the record of what had been measured by then."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self.record = record
+
+
+def tune(
+    job: Job, instruments: Instruments, *, resume: tuple[Record, Iterable[Strategy]] | None = None
+) -> Tuned:
+    """Returns the record of a workload, measured on the caller's arrays, and the programs.
+
+    Args:
+        job: what is to be tuned.
+        instruments: clock and memory, replaced in tests.
+        resume: a record of this workload and those of its strategies to measure now, because the
+            limits that kept them out are wider.
+
+    Raises:
+        ValueError, TypeError: what `jax.vmap` raises for this call.
+        Interrupted: the user pressed Ctrl-C; it holds the record of what had been measured.
+    """
+    with _DEVICE:
+        return _Tuning(job, instruments).run(resume)
+
+
+class _Tuning:
+    def __init__(self, job: Job, instruments: Instruments) -> None:
+        self._job, self._instruments = job, instruments
+        self._start = instruments.clock()
+        self._deadline = self._start + job.limits.tuning_s
+        self._trials: list[Trial] = []
+        self._failures: list[Outcome] = []
+        self._reference: Reference | None = None
+        self._argument_bytes = tree_bytes(jax.tree.leaves((job.args, job.kwargs)))
+        self._announced = False
+        self._noise: float | None = None
+
+    def run(self, resume: tuple[Record, Iterable[Strategy]] | None) -> Tuned:
+        default = self._trace(VMAP)  # before anything is compiled: misuse is the user's error
+        kept: tuple[Outcome, ...] = ()
+        if resume is None:
+            strategies = self._candidates(default)
+            kept = left_out(self._job.workload.batch_size, strategies)
+        else:
+            record, wanted = resume
+            strategies = tuple(wanted)
+            kept = tuple(each for each in record.outcomes if each.strategy not in strategies)
+            self._noise = record.noise
+            chosen = choose(record, self._job.limits)
+            if chosen is not None:
+                strategies = (chosen, *strategies)
+        traced = {VMAP: default}
+        self._announce(
+            len(strategies) * _EQUATION_S * sum(1 for _ in equations(default.traced.jaxpr))
+        )
+        del default
+        interrupted = False
+        try:
+            for number, strategy in enumerate(strategies):
+                self._try(strategy, traced.pop(strategy, None))
+                self._announce((len(strategies) - number - 1) * self._slowest_compile())
+            traced.clear()
+            self._time()
+        except KeyboardInterrupt:
+            interrupted = True
+        self._reference = None
+        outcomes = {each: _cut_short(each) for each in strategies}
+        outcomes |= {each.strategy: each for each in (*self._measured(), *self._failures)}
+        outcomes |= {each.strategy: each for each in kept}
+        record = self._record(tuple(outcomes.values()), interrupted)
+        if interrupted:
+            raise Interrupted(record)
+        self._report(record)
+        return Tuned(record=record, programs={each.strategy: each.program for each in self._trials})
+
+    def _candidates(self, default: Trial) -> tuple[Strategy, ...]:
+        rows = self._job.workload.batch_size
+        outputs = tree_bytes(jax.tree.leaves(default.traced.out_info))
+        working = max(0, default.bound_bytes - self._argument_bytes - outputs)
+        strategies = candidates(
+            batch_size=rows, row_bytes=(working + self._mapped_bytes() + outputs) // rows
+        )
+        strategies += tuple(each for each in self._job.also if each not in strategies)
+        if self._fits(default.bound_bytes):
+            return strategies
+        return tuple(sorted(strategies, key=lambda each: rows_at_once(each, rows)))
+
+    def _trace(self, strategy: Strategy) -> Trial:
+        job, program = self._job, self._job.new_program()
+        program.prepare(job.workload, strategy)
+        trial = _measure.trace(strategy, program, job.args, job.kwargs)
+        program.release()
+        return trial
+
+    def _try(self, strategy: Strategy, trial: Trial | None) -> None:
+        """Takes one candidate through the gates; it ends among the trials or the failures."""
+        if self._instruments.clock() > self._deadline:
+            return
+        try:
+            trial = trial or self._trace(strategy)
+            predicted = self._predicted(trial)
+            if not self._fits(predicted):
+                self._fail_memory(strategy, predicted, "may need")
+                return
+            _measure.compile_(trial, self._instruments)
+            planned = self._argument_bytes + (trial.planned_bytes or 0)
+            if not self._fits(planned):
+                self._fail_memory(strategy, planned, "would need")
+                return
+            if self._instruments.clock() > self._deadline:
+                return
+            self._run(trial)
+        except Exception as error:
+            message = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            exhausted = isinstance(error, MemoryError) or any(
+                each in str(error) for each in _OUT_OF_MEMORY
+            )
+            status: Status = "out-of-memory" if exhausted else "failed"
+            self._fail(strategy, status, f"{type(error).__name__}: {message:.200}", trial)
+
+    def _run(self, trial: Trial) -> None:
+        job, instruments = self._job, self._instruments
+        outputs = _measure.first_run(trial, job.args, job.kwargs, job.device, instruments)
+        if self._reference is None:
+            self._reference = Reference(outputs)
+        else:
+            disagreement = self._reference.disagreement(outputs)
+            if disagreement is not None:
+                self._fail(trial.strategy, "wrong-result", f"wrong result: {disagreement}", trial)
+                warn_once(
+                    f"`{job.name}` mapped with {trial.strategy} gives a wrong result on "
+                    f"{device_in_words(job.device)}: {disagreement}. It is not used; please report it."
+                )
+                return
+        del outputs
+        best = min((each.samples[0] for each in self._trials if each.samples), default=None)
+        _measure.calibrate(trial, best, job.args, job.kwargs, instruments)
+        self._trials.append(trial)
+
+    def _time(self) -> None:
+        job, instruments = self._job, self._instruments
+        timed = [each for each in self._trials if each.samples[:1] != [each.first_run_s]]
+        if not timed:
+            return
+        again = replace(timed[0], samples=[])
+        compiling = sum(each.compile_s or 0.0 for each in timed)
+        _measure.time_rounds(
+            [*timed, again],
+            job.args,
+            job.kwargs,
+            instruments,
+            seconds=min(2.0, max(0.1, 0.25 * compiling)),
+            deadline=self._deadline,
+        )
+        first, second = timed[0].run_s, again.run_s
+        if first and second:
+            self._noise = abs(first - second) / min(first, second)
+
+    def _fits(self, count: int) -> bool:
+        limit = self._job.limits.memory_bytes
+        return limit is None or count <= limit
+
+    def _predicted(self, trial: Trial) -> int:
+        """Returns the bytes that a candidate may need: its bound, corrected by smaller chunks.
+
+        Temporaries grow with the rows worked on at once; what fewer rows were measured to need,
+        scaled up with some reserve, may be far below the bound, which knows nothing of fusion.
+        """
+        rows = self._job.workload.batch_size
+        at_once = rows_at_once(trial.strategy, rows)
+        corrected: float = math.inf
+        for other in self._trials:
+            known = max(other.growth_bytes or 0, other.planned_bytes or 0)
+            factor = at_once / max(1, rows_at_once(other.strategy, rows))
+            if other.growth_bytes is not None and 1 <= factor <= _TRUSTED_STEP:
+                corrected = min(corrected, self._argument_bytes + _SAFETY * factor * known)
+        return min(trial.bound_bytes, int(min(corrected, 2**62)))
+
+    def _fail_memory(self, strategy: Strategy, count: int, verb: str) -> None:
+        limit = format_bytes(self._job.limits.memory_bytes)
+        reason = f"{verb} {format_bytes(count)} of {limit}; not run"
+        self._failures.append(
+            Outcome(strategy=strategy, status="over-memory", predicted_bytes=count, reason=reason)
+        )
+
+    def _fail(
+        self, strategy: Strategy, status: Status, reason: str, trial: Trial | None = None
+    ) -> None:
+        compile_s = None if trial is None else trial.compile_s
+        self._failures.append(
+            Outcome(strategy=strategy, status=status, compile_s=compile_s, reason=reason)
+        )
+
+    def _measured(self) -> Iterable[Outcome]:
+        for trial in self._trials:
+            peak, source = _memory.peak_bytes(
+                self._argument_bytes, trial.planned_bytes, trial.growth_bytes
+            )
+            yield Outcome(
+                strategy=trial.strategy,
+                status="measured",
+                compile_s=trial.compile_s,
+                run_s=trial.run_s,
+                run_mad_s=trial.run_mad_s,
+                samples=len(trial.samples),
+                peak_bytes=peak,
+                peak_source=source,
+                predicted_bytes=trial.bound_bytes,
+            )
+
+    def _record(self, outcomes: tuple[Outcome, ...], interrupted: bool) -> Record:
+        job, elapsed = self._job, self._instruments.clock() - self._start
+        # What Ctrl-C kept out is measured by the next tuning with the same budget.
+        tuning_s = min(elapsed, job.limits.tuning_s) if interrupted else job.limits.tuning_s
+        return Record(
+            key=job.key,
+            parts=job.parts,
+            name=job.name,
+            batch_size=job.workload.batch_size,
+            device=device_in_words(job.device),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            outcomes=outcomes,
+            searched=replace(job.limits, tuning_s=tuning_s),
+            noise=self._noise,
+            tuned_in_s=elapsed,
+        )
+
+    def _mapped_bytes(self) -> int:
+        workload = self._job.workload
+        pairs = zip(workload.arguments, workload.in_axes, strict=True)
+        return tree_bytes([argument for argument, axis in pairs if axis is not None])
+
+    def _slowest_compile(self) -> float:
+        return max((each.compile_s or 0.0 for each in self._trials), default=0.0)
+
+    def _announce(self, seconds: float) -> None:
+        if seconds > LONG_S and not self._announced:
+            self._announced = True
+            LOGGER.warning(
+                "autobatch: tuning `%s` (%d rows) may take %s or more, once; tune ahead with "
+                "`.tune(...)`, or bound it with Budget(tuning_s=...)",
+                self._job.name,
+                self._job.workload.batch_size,
+                format_seconds(seconds),
+            )
+
+    def _report(self, record: Record) -> None:
+        limits = self._job.limits
+        chosen, text = choose(record, limits), ""
+        totals = {each.strategy: total_s(each, limits.expected_calls) for each in record.outcomes}
+        if chosen is not None and VMAP in totals and math.isfinite(totals[VMAP]):
+            text = f", {format_factor(totals[VMAP] / totals[chosen])} the speed of vmap"
+        LOGGER.info(
+            "autobatch: tuned `%s` (%d rows, %s) in %s: %s%s",
+            record.name,
+            record.batch_size,
+            record.device,
+            format_seconds(record.tuned_in_s),
+            chosen or "nothing viable",
+            text,
+        )
+
+
+def _cut_short(strategy: Strategy) -> Outcome:
+    return Outcome(strategy=strategy, status="out-of-time", reason="the time for tuning was up")

@@ -1,0 +1,129 @@
+"""Imports go one way, down to the pure modules, and each library has its place.
+
+The import statements are read, not run: those inside functions and under `TYPE_CHECKING` count.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.source
+
+PACKAGE = Path(__file__).parent.parent / "autobatch"
+
+# From top to bottom. A module imports its own layer and those below it. A subpackage is one unit.
+LAYERS = (
+    {"_cli"},
+    {"_api"},
+    {"_planner"},
+    {"_tuner"},
+    {"_measure"},
+    {"_program", "_store"},
+    {"_eligibility", "_key", "_mapping", "_memory", "_search"},
+    {"_devices", "_workload"},
+    {"_report"},
+    {"_bound", "_choose"},
+    {"_record"},
+    {"_errors", "_folder", "_strategies", "_units"},
+)
+
+# Effects have their own modules: these have none, and all but `_bound` know nothing of jax.
+EFFECTS = ("jax", "jaxlib", "os", "pathlib", "subprocess")
+PURE = {
+    "_bound": {"jax"},
+    "_choose": set(),
+    "_errors": set(),
+    "_record": set(),
+    "_report": set(),
+    "_search": set(),
+    "_strategies": set(),
+    "_units": set(),
+}
+
+# Library: the units that may import it.
+PLACES = {
+    "click": {"_cli"},
+    "diskcache": {"_store"},
+    "jax._src": set(),
+    "rich": {"_cli"},
+}
+
+LAYER = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}
+
+
+def unit_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+UNITS = {unit_of(path) for path in FILES}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yields the full dotted name of everything that is imported, or reached as `jax._src`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.ImportFrom(level=level) if level:
+                raise AssertionError("imports are absolute")
+            case ast.Attribute(value=ast.Name(id=module), attr="_src"):
+                yield f"{module}._src"
+
+
+def own_units(path: Path) -> Iterator[str]:
+    """Yields the units of autobatch that the module imports, apart from its own."""
+    for name in imported(ast.parse(path.read_text())):
+        top, _, rest = name.partition(".")
+        if top != "autobatch" or rest == "__version__":
+            continue
+        unit = rest.partition(".")[0]
+        unit = unit if unit in UNITS else "_api"  # a public name, or the package itself
+        if unit != unit_of(path):
+            yield unit
+
+
+def belongs_to(name: str, library: str) -> bool:
+    return f"{name}.".startswith(f"{library}.")
+
+
+def in_package(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_every_module_has_a_layer() -> None:
+    assert sorted(UNITS - set(LAYER)) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=in_package)
+def test_no_module_imports_a_higher_one(path: Path) -> None:
+    higher = {unit for unit in own_units(path) if LAYER[unit] < LAYER[unit_of(path)]}
+    assert higher == set()
+
+
+def test_no_modules_import_each_other() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        graph.setdefault(unit_of(path), set()).update(own_units(path))
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if unit_of(path) in PURE], ids=in_package)
+def test_pure_modules_import_no_effects(path: Path) -> None:
+    barred = set(EFFECTS) - PURE[unit_of(path)]
+    names = imported(ast.parse(path.read_text()))
+    assert [name for name in names if any(belongs_to(name, each) for each in barred)] == []
+
+
+@pytest.mark.parametrize("path", [*FILES, PACKAGE / "__init__.py"], ids=in_package)
+def test_libraries_keep_to_their_places(path: Path) -> None:
+    barred = {library for library, units in PLACES.items() if unit_of(path) not in units}
+    names = imported(ast.parse(path.read_text()))
+    assert [name for name in names if any(belongs_to(name, each) for each in barred)] == []

@@ -1,0 +1,170 @@
+"""Timing and comparing, with a clock that tests turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autobatch import _measure
+from autobatch._measure import Instruments, Reference, Trial
+from autobatch._strategies import MAP, VMAP, Strategy
+
+
+class Clock:
+    """Seconds that pass only when something is run."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeProgram:
+    """A program whose calls take the given seconds each, the last of them for ever after."""
+
+    def __init__(self, clock: Clock, *seconds: float) -> None:
+        self._clock, self._seconds, self.calls = clock, list(seconds), 0
+
+    def jitted(self, *_: Any) -> np.ndarray[Any, Any]:
+        self._clock.now += self._seconds[min(self.calls, len(self._seconds) - 1)]
+        self.calls += 1
+        return np.zeros(1)
+
+
+def fake_trial(clock: Clock, *seconds: float, strategy: Strategy = VMAP, **facts: Any) -> Trial:
+    program: Any = FakeProgram(clock, *seconds)
+    return Trial(strategy=strategy, program=program, bound_bytes=0, **facts)
+
+
+def instruments(clock: Callable[[], float]) -> Instruments:
+    return Instruments(clock=clock, growth=lambda run, _: (run(), None))
+
+
+def test_the_first_run_is_no_sample() -> None:
+    clock = Clock()
+    trial = fake_trial(clock, 5.0, 2.0)
+    _measure.first_run(trial, (), {}, None, instruments(clock))
+    _measure.calibrate(trial, None, (), {}, instruments(clock))
+    assert (trial.first_run_s, trial.samples) == (5.0, [2.0])
+
+
+def test_short_calls_are_repeated_until_a_sample_is_long_enough() -> None:
+    clock = Clock()
+    trial = fake_trial(clock, 1e-5, first_run_s=1e-5)
+    _measure.calibrate(trial, None, (), {}, instruments(clock))
+    assert trial.repeats * 1e-5 == pytest.approx(_measure.SAMPLE_S)
+    assert trial.samples == []
+    _measure.time_rounds([trial], (), {}, instruments(clock), seconds=0.0, deadline=1e9)
+    assert trial.run_s == pytest.approx(1e-5)
+
+
+def test_far_slower_than_the_best_gets_no_second_run() -> None:
+    clock = Clock()
+    trial = fake_trial(clock, 10.0, first_run_s=10.0)
+    _measure.calibrate(trial, 1.0, (), {}, instruments(clock))
+    assert trial.samples == [10.0]
+    assert trial.program.calls == 0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_slow_start_of_a_short_call_is_forgiven() -> None:
+    clock = Clock()
+    trial = fake_trial(clock, 1e-4, first_run_s=0.1)
+    _measure.calibrate(trial, 1e-4, (), {}, instruments(clock))
+    assert trial.samples == []
+    assert trial.repeats == 10
+
+
+def test_candidates_take_turns_and_the_slow_leave_early() -> None:
+    clock = Clock()
+    fast, slow = fake_trial(clock, 1.0), fake_trial(clock, 9.0, strategy=MAP)
+    _measure.time_rounds([fast, slow], (), {}, instruments(clock), seconds=1e9, deadline=1e9)
+    assert (len(fast.samples), len(slow.samples)) == (_measure.ROUNDS_MOST, 2)
+
+
+def test_one_disturbed_sample_throws_nobody_out() -> None:
+    clock = Clock()
+    steady, disturbed = fake_trial(clock, 1.0), fake_trial(clock, 100.0, 1.0)
+    _measure.time_rounds([steady, disturbed], (), {}, instruments(clock), seconds=1e9, deadline=1e9)
+    assert len(disturbed.samples) == _measure.ROUNDS_MOST
+    assert disturbed.run_s == 1.0
+    assert disturbed.run_mad_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "deadline", "rounds"), [(0.0, 1e9, _measure.ROUNDS_LEAST), (1e9, 1.5, 2), (0, -1, 0)]
+)
+def test_rounds_end_when_enough_or_when_time_is_up(
+    seconds: float, deadline: float, rounds: int
+) -> None:
+    clock = Clock()
+    trial = fake_trial(clock, 1.0)
+    _measure.time_rounds([trial], (), {}, instruments(clock), seconds=seconds, deadline=deadline)
+    assert len(trial.samples) == rounds
+
+
+def test_no_figure_is_no_zero() -> None:
+    trial = fake_trial(Clock(), 1.0)
+    assert (trial.run_s, trial.run_mad_s) == (None, None)
+    trial.samples.append(1.0)
+    assert (trial.run_s, trial.run_mad_s) == (1.0, None)
+
+
+# Agreement with the reference.
+
+AGREE = [
+    (np.float32([1, 2]), np.float32([1, 2.0005])),
+    (np.float32([np.nan, np.inf, 1]), np.float32([np.nan, np.inf, 1])),
+    (np.float64([1, 2]), np.float64([1, 2 + 1e-9])),
+    (np.complex64([1 + 1j]), np.complex64([1 + 1.0005j])),
+    (jnp.bfloat16([1, 2]), jnp.bfloat16([1, 2.01])),
+    (np.float32([1e6, 1e-3]), np.float32([1e6, 0])),  # relative to the largest value
+    (np.int32([1, 2]), np.int32([1, 2])),
+    (np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32)),
+]
+DIFFER = [
+    (np.float32([1, 2]), np.float32([1, 2.1])),
+    (np.float32([np.nan, 1]), np.float32([1, 1])),
+    (np.float32([np.inf, 1]), np.float32([-np.inf, 1])),
+    (np.float64([1, 2]), np.float64([1, 2.0001])),
+    (np.int32([1, 2]), np.int32([1, 3])),
+    (np.array([True]), np.array([False])),
+    (np.float32([1]), np.float64([1])),
+    (np.float32([1]), np.float32([1, 1])),
+]
+
+
+@pytest.mark.parametrize(("expected", "found"), AGREE)
+def test_rounding_agrees(expected: Any, found: Any) -> None:
+    assert Reference({"a": expected}).disagreement({"a": found}) is None
+
+
+@pytest.mark.parametrize(("expected", "found"), DIFFER)
+def test_anything_more_disagrees(expected: Any, found: Any) -> None:
+    assert "output 0" in str(Reference({"a": expected}).disagreement({"a": found}))
+
+
+def test_keys_are_compared_exactly() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    assert Reference(keys).disagreement(keys) is None
+    assert Reference(keys).disagreement(keys[::-1]) is not None
+
+
+def test_large_outputs_are_compared_by_an_even_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_measure, "WHOLE_REFERENCE_BYTES", 1000)
+    expected = np.ones((100, 100), np.float32)
+    reference = Reference(expected)
+    assert reference.disagreement(expected) is None
+    assert sum(each.size for each in reference._expected) <= 1000 / 4
+    for column in range(100):  # whole wrong columns are seen, as whole wrong rows are
+        wrong = expected.copy()
+        wrong[:, column] = 0
+        assert (reference.disagreement(wrong) is None) == (column not in {
+            index % 100 for index in range(0, 10_000, reference._stride)
+        })
+    assert reference.disagreement(expected * 2) is not None

@@ -1,0 +1,249 @@
+"""Whole tunings: what is tried, what is left out and why, and what is never run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autobatch import Budget, Plan, _measure, _planner, _program, _tuner, autobatch
+from autobatch._mapping import mapped
+from autobatch._measure import Instruments, Trial
+from autobatch._memory import DeviceMemory
+from autobatch._record import Outcome
+from autobatch._strategies import MAP, VMAP
+
+
+def rows(count: int = 8, width: int = 4) -> np.ndarray[Any, Any]:
+    return np.arange(count * width, dtype=np.float32).reshape(count, width)
+
+
+def fun(x: Any) -> Any:
+    return jnp.sin(x).sum()
+
+
+def outcomes(plan: Plan) -> dict[str, Outcome]:
+    return {str(each.strategy): each for each in plan.outcomes}
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **instruments: Any) -> None:
+    monkeypatch.setattr(_planner, "INSTRUMENTS", Instruments(**instruments))
+
+
+def failing(error: BaseException, *strategies: Any) -> Callable[..., Any]:
+    """Returns a compile step that raises for these strategies."""
+    compile_ = _measure.compile_
+
+    def compile_or_fail(trial: Trial, instruments: Instruments) -> None:
+        if trial.strategy in strategies:
+            raise error
+        compile_(trial, instruments)
+
+    return compile_or_fail
+
+
+def test_vmap_is_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    compile_ = _measure.compile_
+
+    def noting(trial: Trial, instruments: Instruments) -> None:
+        order.append(str(trial.strategy))
+        compile_(trial, instruments)
+
+    monkeypatch.setattr(_measure, "compile_", noting)
+    autobatch(fun)(rows())
+    assert order == ["vmap", "chunked:4", "chunked:2", "map", "unrolled"]
+
+
+def test_every_measured_outcome_is_whole() -> None:
+    plan = autobatch(fun).plan(rows())
+    for outcome in plan.outcomes:
+        assert outcome.status == "measured"
+        assert outcome.compile_s is not None
+        assert outcome.run_s is not None
+        assert outcome.run_mad_s is not None
+        assert outcome.samples is not None
+        assert outcome.samples >= _measure.ROUNDS_LEAST
+        assert outcome.peak_bytes is not None
+        assert outcome.peak_bytes >= rows().nbytes
+        assert outcome.peak_source in ("measured", "xla")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ValueError("no such instruction"), "failed"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"), "out-of-memory"),
+        (RuntimeError("INTERNAL: buffer allocation failed"), "out-of-memory"),
+        (MemoryError(), "out-of-memory"),
+    ],
+)
+def test_a_failing_candidate_stops_nobody(
+    error: Exception, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_measure, "compile_", failing(error, VMAP))
+    batched = autobatch(fun)
+    np.testing.assert_allclose(batched(rows()), np.sin(rows()).sum(1), rtol=1e-5)
+    vmap = outcomes(batched.plan(rows()))["vmap"]
+    assert vmap.status == status
+    assert type(error).__name__ in str(vmap.reason)
+    assert (vmap.run_s, vmap.peak_bytes) == (None, None)
+    assert str(batched.plan(rows()).strategy) != "vmap"
+
+
+def test_if_all_fail_the_user_gets_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no compiler today")
+
+    monkeypatch.setattr(_measure, "compile_", fail)
+    batched = autobatch(fun)
+    np.testing.assert_allclose(batched(rows()), np.sin(rows()).sum(1), rtol=1e-5)
+    assert str(batched.plan(rows()).strategy) == "vmap"
+
+
+def test_a_wrong_result_never_wins_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_map(strategy: Any, workload: Any, leaves: Any) -> Any:
+        right = mapped(VMAP if strategy == MAP else strategy, workload, leaves)
+        return right + 1 if strategy == MAP else right
+
+    monkeypatch.setattr(_program, "mapped", wrong_map)
+    batched = autobatch(fun)
+    with pytest.warns(UserWarning, match="autobatch: .*map gives a wrong result"):
+        batched(rows())
+    assert outcomes(batched.plan(rows()))["map"].status == "wrong-result"
+
+
+def test_no_time_leaves_the_rest_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def growth(run: Callable[[], Any], device: Any) -> tuple[Any, None]:
+        now[0] += 100.0
+        return run(), None
+
+    use(monkeypatch, clock=lambda: now[0], growth=growth)
+    plan = autobatch(fun, budget=Budget(tuning_s=60)).plan(rows())
+    found = outcomes(plan)
+    assert found["vmap"].status == "measured"
+    assert {each.status for name, each in found.items() if name != "vmap"} == {"out-of-time"}
+    assert str(plan.strategy) == "vmap"
+
+
+def test_more_time_resumes_what_was_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = autobatch(fun, budget=Budget(tuning_s=0)).plan(rows())
+    assert outcomes(first)["map"].status == "out-of-time"
+    wider = autobatch(fun, budget=Budget(tuning_s=30)).plan(rows())
+    assert {each.status for each in wider.outcomes} == {"measured"}
+
+
+def test_growth_beyond_the_limit_stops_larger_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    first_run = _measure.first_run
+
+    def noting(trial: Trial, *rest: Any) -> Any:
+        ran.append(str(trial.strategy))
+        return first_run(trial, *rest)
+
+    monkeypatch.setattr(_measure, "first_run", noting)
+    x = rows(100, 1000)  # sorting holds more than the bound of the whole batch allows
+    budget = Budget(memory=int(1.2 * x.nbytes))
+    plan = autobatch(lambda x: jnp.sort(x).sum(), budget=budget).plan(x)
+    assert ran[0] == "map"
+    assert "vmap" not in ran
+    assert outcomes(plan)["vmap"].status == "over-memory"
+    assert "not run" in str(outcomes(plan)["vmap"].reason)
+
+
+def test_what_small_chunks_needed_corrects_a_bound_that_is_too_high(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fused(x: Any) -> Any:  # twenty values alive in the jaxpr, none in the fused program
+        parts = [jnp.sin(x + i) for i in range(20)]
+        return sum(parts[1:], parts[0]).sum()
+
+    x = rows(128, 1024)
+    use(monkeypatch, growth=lambda run, _: (run(), 100_000))
+    plan = autobatch(fused, budget=Budget(memory=2 * x.nbytes)).plan(x)
+    assert outcomes(plan)["vmap"].status == "measured"
+    assert (outcomes(plan)["vmap"].predicted_bytes or 0) > 2 * x.nbytes
+
+
+def test_figures_of_a_device_that_has_none_stay_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(
+        monkeypatch,
+        growth=lambda run, _: (run(), None),
+        planned=lambda _: None,
+        device_memory=lambda _: DeviceMemory(free_bytes=None, total_bytes=None),
+    )
+    plan = autobatch(fun).plan(rows())
+    assert {each.peak_bytes for each in plan.outcomes} == {None}
+    assert {each.peak_source for each in plan.outcomes} == {None}
+    assert "-" in autobatch(fun).explain(rows())
+
+
+def test_control_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_measure, "compile_", failing(KeyboardInterrupt(), MAP))
+    with pytest.raises(KeyboardInterrupt):
+        autobatch(fun)(rows())
+    ((record, _),) = _planner._KNOWN.values()
+    found = {str(each.strategy): each.status for each in record.outcomes}
+    assert {found[each] for each in ("vmap", "chunked:4", "chunked:2")} == {"measured"}
+    assert {found[each] for each in ("map", "unrolled")} == {"out-of-time"}
+
+
+def test_every_tuning_says_one_line_and_a_long_one_warns_before(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level(logging.INFO, "autobatch"):
+        autobatch(fun, name="short")(rows())
+    assert [each.levelname for each in caplog.records] == ["INFO"]
+    assert "tuned `short` (8 rows" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(_tuner, "LONG_S", 0.0)
+    with caplog.at_level(logging.INFO, "autobatch"):
+        autobatch(fun, name="long")(rows())
+    assert [each.levelname for each in caplog.records] == ["WARNING", "INFO"]
+    assert "tuning `long` (8 rows) may take" in caplog.text
+
+
+def test_arguments_are_not_touched() -> None:
+    x = jnp.asarray(rows())
+    before = np.array(x)
+    autobatch(fun)(x)
+    np.testing.assert_array_equal(x, before)
+    assert not x.is_deleted()
+
+
+def test_tunings_of_one_process_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    inside, most = [0], [0]
+    first_run = _measure.first_run
+
+    def watching(*args: Any) -> Any:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        outputs = first_run(*args)
+        inside[0] -= 1
+        return outputs
+
+    monkeypatch.setattr(_measure, "first_run", watching)
+    threads = [
+        threading.Thread(target=autobatch(lambda x, i=i: fun(x) + i), args=(rows(),))
+        for i in range(3)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert most[0] == 1
+
+
+def test_the_results_of_the_first_and_second_call_are_equal() -> None:
+    batched = autobatch(lambda x: jax.nn.softmax(x) @ x)
+    first, second = batched(rows()), batched(rows())
+    np.testing.assert_array_equal(first, second)
