@@ -121,6 +121,9 @@ def _equation_bytes(eqn: Any) -> int:
         results += multiple * sum(aval_bytes(each.aval, 4) for each in operands_and_results)
     bodies = tuple(_subjaxprs(eqn))
     inner = max((_beyond_inputs(each) for each in bodies), default=0)
+    if eqn.primitive.name in ("scan", "while") and any(_has_workspace(each) for each in bodies):
+        # Steps run on changing threads, and the allocator keeps for each what it freed.
+        inner *= 2
     match eqn.primitive.name:
         case "scan":
             # A step reads slices of the stacked operands and makes a carry beside the old one.
@@ -135,6 +138,13 @@ def _slice_bytes(eqn: Any, body: Any) -> int:
     """Returns the bytes of the slices of its stacked operands that one step of a scan reads."""
     pairs = zip(eqn.invars, body.invars, strict=True)
     return _size(inner for outer, inner in pairs if outer.aval.shape != inner.aval.shape)
+
+
+def _has_workspace(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive.name in _WORKSPACE or any(map(_has_workspace, _subjaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _subjaxprs(eqn: Any) -> Iterator[Any]:

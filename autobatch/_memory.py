@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _PROC = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
+FIRST_RUN_BYTES = 1 << 20
+"""What the first run of an executable may map besides its buffers."""
 _NO_LIMIT = 1 << 60
 """What cgroup v1 writes for "no limit" is a page short of 2**63."""
 
@@ -189,7 +191,8 @@ def peak_bytes(
     """Returns the memory of one call, arguments included, and where the figure is from.
 
     The larger of plan and growth counts. The plan misses what libraries allocate; growth misses
-    what was allocated in memory that the process already had.
+    what was allocated in memory that the process already had. Growth of a process that exceeds
+    the plan by less than `FIRST_RUN_BYTES` says nothing: a first run also maps code and stacks.
 
     Args:
         argument_bytes: bytes of the arguments.
@@ -205,7 +208,8 @@ def peak_bytes(
     >>> peak_bytes(1000, planned=4096, growth=0)
     (5096, 'xla')
     """
-    if growth is not None and growth > (planned or 0):
+    noise = FIRST_RUN_BYTES if platform == "cpu" and planned is not None else 0
+    if growth is not None and growth > (planned or 0) + noise:
         return argument_bytes + growth, "measured" if platform == "cpu" else "device"
     if planned is None:
         return None, None

@@ -22,7 +22,7 @@ from autobatch._errors import warn_once
 from autobatch._key import device_in_words
 from autobatch._measure import Instruments, Reference, Trial
 from autobatch._program import Program
-from autobatch._record import Limits, Outcome, Record, Status
+from autobatch._record import Limits, Outcome, PeakSource, Record, Status
 from autobatch._search import candidates, left_out
 from autobatch._strategies import VMAP, Strategy, rows_at_once
 from autobatch._units import format_bytes, format_factor, format_seconds
@@ -251,10 +251,11 @@ class _Tuning:
         at_once = rows_at_once(trial.strategy, rows)
         corrected: float = math.inf
         for other in self._trials:
-            known = max(other.growth_bytes or 0, other.planned_bytes or 0)
+            known, _ = self._peak(other, argument_bytes=0)
             factor = at_once / max(1, rows_at_once(other.strategy, rows))
             if other.growth_bytes is not None and 1 <= factor <= _TRUSTED_STEP:
-                corrected = min(corrected, self._argument_bytes + _SAFETY * factor * known)
+                needed = _SAFETY * factor * (known or 0)
+                corrected = min(corrected, self._argument_bytes + needed)
         return min(trial.bound_bytes, int(min(corrected, 2**62)))
 
     def _fail_memory(self, strategy: Strategy, count: int, verb: str) -> None:
@@ -274,9 +275,7 @@ class _Tuning:
 
     def _measured(self) -> Iterable[Outcome]:
         for trial in self._trials:
-            peak, source = _memory.peak_bytes(
-                self._argument_bytes, trial.planned_bytes, trial.growth_bytes
-            )
+            peak, source = self._peak(trial, self._argument_bytes)
             yield Outcome(
                 strategy=trial.strategy,
                 status="measured",
@@ -304,6 +303,11 @@ class _Tuning:
             searched=replace(job.limits, tuning_s=tuning_s),
             noise=self._noise,
             tuned_in_s=elapsed,
+        )
+
+    def _peak(self, trial: Trial, argument_bytes: int) -> tuple[int | None, PeakSource | None]:
+        return _memory.peak_bytes(
+            argument_bytes, trial.planned_bytes, trial.growth_bytes, self._job.device.platform
         )
 
     def _mapped_bytes(self) -> int:

@@ -166,7 +166,7 @@ def test_what_small_chunks_needed_corrects_a_bound_that_is_too_high(
         return sum(parts[1:], parts[0]).sum()
 
     x = rows(128, 1024)
-    use(monkeypatch, growth=lambda run, _: (run(), 100_000))
+    use(monkeypatch, growth=lambda run, _: (run(), 9_000), planned=lambda _: 9_000)
     plan = autobatch(fused, budget=Budget(memory=2 * x.nbytes)).plan(x)
     assert outcomes(plan)["vmap"].status == "measured"
     assert (outcomes(plan)["vmap"].predicted_bytes or 0) > 2 * x.nbytes

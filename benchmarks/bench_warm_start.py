@@ -1,0 +1,189 @@
+"""What does the first call of a new process cost with a record, over the winner written by hand?
+
+Both sides run in new processes, in turn. Importing jax and autobatch and making the arguments is
+not timed; decorating and the first call, until its result is there, are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from _common import (
+    in_new_process,
+    median_and_spread,
+    print_header,
+    print_table,
+    ratios,
+    uncertainty,
+    verdict,
+    with_spread,
+)
+from _functions import FUNCTIONS
+
+from autobatch import autobatch
+
+REPETITIONS_LEAST, REPETITIONS_MOST = 7, 25
+SECONDS = 210.0
+"""For the repetitions of all functions together; the least number is done in any case."""
+PRECISE = 0.01
+"""A function whose ratio is known this well gets no further repetition."""
+PARTS = ("describe", "eligible", "key", "store", "limits", "choose", "map")
+
+
+def by_hand(fun: Callable[..., Any], in_axes: Any, strategy: str) -> Callable[..., Any]:
+    """Returns what a user who knew the winner would have written."""
+    if strategy == "vmap":
+        return jax.jit(jax.vmap(fun, in_axes))
+    chunk = None if strategy == "map" else int(strategy.removeprefix("chunked:"))
+
+    def mapped(*args: Any) -> Any:
+        def one(rows: Any) -> Any:
+            remaining = iter(rows)
+            return fun(
+                *(
+                    arg if axis is None else next(remaining)
+                    for arg, axis in zip(args, in_axes, strict=True)
+                )
+            )
+
+        rows = [arg for arg, axis in zip(args, in_axes, strict=True) if axis is not None]
+        return jax.lax.map(one, rows, batch_size=chunk)
+
+    return jax.jit(mapped)
+
+
+def tune(name: str, store: str) -> str:
+    """Child: makes the record and returns the winner."""
+    fun, in_axes, args = FUNCTIONS[name]()
+    return str(autobatch(fun, in_axes, store=store).plan(*args).strategy)
+
+
+def first_call(name: str, store: str, strategy: str) -> float:
+    """Child: returns the seconds of a first call, from the record if no strategy is given."""
+    fun, in_axes, args = FUNCTIONS[name]()
+    jax.block_until_ready(args)
+    start = time.perf_counter()
+    if strategy:
+        function = by_hand(fun, in_axes, strategy)
+    else:
+        function = autobatch(fun, in_axes, store=store)
+    jax.block_until_ready(function(*args))
+    elapsed = time.perf_counter() - start
+    assert strategy or function.plan(*args).source == "record"
+    return elapsed
+
+
+def parts(name: str, store: str, strategy: str) -> dict[str, float]:
+    """Child: returns the seconds of every part of a first call, or of the winner's tracing."""
+    fun, in_axes, args = FUNCTIONS[name]()
+    jax.block_until_ready(args)
+    if strategy:
+        function = by_hand(fun, in_axes, strategy)
+        start = time.perf_counter()
+        function.trace(*args)
+        return {"by hand": time.perf_counter() - start}
+
+    from autobatch import _api, _planner, _program
+    from autobatch._store import Store
+
+    spent = dict.fromkeys(PARTS, 0.0)
+    for part, place, attribute in (
+        ("describe", _api, "describe"),
+        ("describe", _program, "describe"),
+        ("eligible", _planner, "only_vmap"),
+        ("eligible", _planner, "must_not_run"),
+        ("key", _planner, "key_parts"),
+        ("key", _planner, "digest"),
+        ("store", _planner.Planner, "_store"),
+        ("store", Store, "get"),
+        ("limits", _planner.Planner, "_limits"),
+        ("choose", _planner, "decide"),
+        ("choose", _planner, "explained"),
+        ("map", _program, "mapped"),
+    ):
+        setattr(place, attribute, _timed(getattr(place, attribute), spent, part))
+    jax.block_until_ready(autobatch(fun, in_axes, store=store)(*args))
+    return spent
+
+
+def _timed(function: Callable[..., Any], spent: dict[str, float], part: str) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            spent[part] += time.perf_counter() - start
+
+    return timed
+
+
+def compare(store: str) -> None:
+    """Prints the table of ratios, and that of the parts."""
+    winners = {name: in_new_process(__file__, "tune", name, store) for name in FUNCTIONS}
+    seconds: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in FUNCTIONS}
+    deadline = time.perf_counter() + SECONDS
+    for repetition in range(REPETITIONS_MOST):
+        for name, (hand, record) in seconds.items():
+            enough = repetition >= REPETITIONS_LEAST
+            if enough and (
+                time.perf_counter() > deadline or uncertainty(ratios(record, hand)) < PRECISE
+            ):
+                continue
+            sides = [(hand, winners[name]), (record, "")]
+            for samples, strategy in sides if repetition % 2 else sides[::-1]:
+                samples.append(in_new_process(__file__, "first_call", name, store, strategy))
+
+    rows = []
+    for name, (hand, record) in seconds.items():
+        both = ratios(record, hand)
+        middle, _ = median_and_spread(both)
+        slow_enough = median_and_spread(hand)[0] >= 0.3
+        rows.append(
+            [
+                name,
+                winners[name],
+                with_spread(hand, 0, 1e3),
+                with_spread(record, 0, 1e3),
+                with_spread(both),
+                f"{uncertainty(both):.3f}",
+                str(len(both)),
+                verdict(middle, 1.15) if slow_enough else "by hand < 0.3 s",
+            ]
+        )
+    columns = ["function", "winner", "by hand", "record", "ratio", "std. error", "pairs", "bar"]
+    print_table(columns, rows)
+
+    print("\nWhere it goes, in milliseconds (medians of 3); by hand there is the tracing alone")
+    rows = []
+    for name, winner in winners.items():
+        hand = [in_new_process(__file__, "parts", name, store, winner) for _ in range(3)]
+        ours = [in_new_process(__file__, "parts", name, store, "") for _ in range(3)]
+        middles = [median_and_spread([each[part] for each in ours])[0] for part in PARTS]
+        tracing = median_and_spread([each["by hand"] for each in hand])[0]
+        rows.append(
+            [name]
+            + [f"{1e3 * each:.1f}" for each in (*middles, sum(middles), tracing)]
+            + [f"{1e3 * (sum(middles) - tracing):.1f}"]
+        )
+    print_table(["function", *PARTS, "together", "by hand", "more"], rows)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        command, *arguments = sys.argv[1:]
+        children = {"tune": tune, "first_call": first_call, "parts": parts}
+        print(json.dumps(children[command](*arguments)))
+        return
+    print_header("The first call of a new process with a record, over the winner by hand, in ms")
+    with tempfile.TemporaryDirectory() as store:
+        compare(store)
+
+
+if __name__ == "__main__":
+    main()
