@@ -1,30 +1,29 @@
-"""The decorator and what it returns: binding, dispatch, `plan`, `explain`, `tune`, `lower`.
+"""The decorator and what it returns: calls, `plan`, `explain`, `tune`, `lower`.
 
-A call goes to a jit object, whose own cache is the dispatch table. Each tuned plan has its own jit
-object, because the winner's executable lives on the one that it was compiled on; everything else
-shares one. A signature without a plan makes jit trace, the trace finds none and unwinds to the
-call, which still holds the arguments, tunes on them, and puts the winner's object into service.
+Which jit object serves a call is in `_dispatch`, which strategy in `_planner`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-import threading
-from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.stages
 
 from autobatch import _report
-from autobatch._choose import Budget, Plan, blank
-from autobatch._devices import device_of, several_kinds, under_trace
+from autobatch._choose import Budget, Plan
+from autobatch._devices import device_of, under_trace
+from autobatch._dispatch import Dispatcher
 from autobatch._key import device_in_words
-from autobatch._planner import Mode, Planned, Planner, checked_mode
-from autobatch._program import Program, Unplanned
-from autobatch._strategies import VMAP, Strategy
-from autobatch._workload import MapSpec, Workload, describe
+from autobatch._planner import Mode, Planner, checked_mode
+from autobatch._program import Donation, Unplanned
+from autobatch._strategies import Strategy
+from autobatch._workload import MapSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +42,10 @@ def autobatch(
     strategy: str | Strategy | None = None,
     tune: Mode | None = None,
     store: str | os.PathLike[str] | bool | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     name: str | None = None,
 ) -> BatchedFunction[P, R]: ...
 
@@ -60,6 +63,10 @@ def autobatch(
     strategy: str | Strategy | None = None,
     tune: Mode | None = None,
     store: str | os.PathLike[str] | bool | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], BatchedFunction[P, R]]: ...
 
@@ -76,6 +83,10 @@ def autobatch(
     strategy: str | Strategy | None = None,
     tune: Mode | None = None,
     store: str | os.PathLike[str] | bool | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
     name: str | None = None,
 ) -> BatchedFunction[P, R] | Callable[[Callable[P, R]], BatchedFunction[P, R]]:
     """Returns `fun` mapped over a batch, with the meaning of `jax.jit(jax.vmap(fun))`.
@@ -99,6 +110,12 @@ def autobatch(
             `"require"` (no record is an error), `"force"` (measures again, once per signature) or
             `"off"` (plain `jax.jit(jax.vmap(fun))`). None reads `AUTOBATCH_TUNE`.
         store: folder of the records; None is the default folder, False keeps none.
+        static_argnums: positional arguments that are compiled in, as `jax.jit` takes them; their
+            entry in `in_axes` is None. Unmapped objects that are no arrays are static anyway.
+        static_argnames: keyword arguments that are compiled in.
+        donate_argnums: positional arguments that a call gives away, as `jax.jit` takes them.
+            Tuning does not consume them.
+        donate_argnames: keyword arguments that a call gives away.
         name: keeps this function's records apart from those of the same program on other data.
 
     Returns:
@@ -133,7 +150,9 @@ def autobatch(
             mode=None if tune is None else checked_mode(tune),
             store=store,
         )
-        return BatchedFunction(spec, planner)
+        argnums, argnames = _both(function, _tuple(static_argnums), _tuple(static_argnames))
+        donation = Donation(argnums=_tuple(donate_argnums), argnames=_tuple(donate_argnames))
+        return BatchedFunction(spec, planner, argnums, argnames, donation)
 
     return decorate if fun is None else decorate(fun)
 
@@ -141,49 +160,68 @@ def autobatch(
 class BatchedFunction(Generic[P, R]):
     """A function mapped over a batch; what `autobatch` returns. Call it as `jax.vmap(fun)`."""
 
-    def __init__(self, spec: MapSpec, planner: Planner) -> None:
-        self._spec, self._planner = spec, planner
-        self._plain = spec.vmapped(spec.fun)  # vmap's own errors for wrong axes come from here
+    def __init__(
+        self,
+        spec: MapSpec,
+        planner: Planner,
+        static_argnums: tuple[int, ...],
+        static_argnames: tuple[str, ...],
+        donation: Donation,
+    ) -> None:
+        spec.vmapped(spec.fun)  # vmap's own errors for wrong axes come from here
+        self._options = (spec, planner, static_argnums, static_argnames, donation)
+        self._planner = planner
+        self.__wrapped__: Callable[..., Any] = spec.fun
+        self._dispatcher = Dispatcher(
+            spec,
+            planner,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donation=donation,
+        )
         functools.update_wrapper(self, spec.fun, updated=())
-        self._lock = threading.RLock()
-        self._serve: Callable[..., Any] = self._unserved
-        self._table: dict[Any, Callable[..., Any]] = {}
-        self._probe: Callable[[Any, Any], Any] | None = None
-        self._tuned_programs: dict[str, Program] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Returns `jax.vmap(fun)(*args, **kwargs)`; tunes if there is no plan for these shapes.
 
         Raises:
             ValueError, TypeError: what `jax.vmap` raises for this call.
+            IneligibleStrategyError: `strategy=` would not keep vmap's meaning.
             NoViableStrategyError: nothing fits the memory that the budget allows.
             RecordMissError: `tune="require"`, and there is no record.
         """
+        dispatcher = self._dispatcher
         try:
-            return self._serve(*args, **kwargs)
+            return dispatcher.serve(*args, **kwargs)
         except Unplanned as unplanned:
             workload = unplanned.workload
-        return self._settled(workload, args, kwargs)
+        except (TypeError, ValueError):
+            if not dispatcher.is_misrouted(args, kwargs):
+                raise
+            return self(*args, **kwargs)
+        return dispatcher.settled(workload, args, kwargs)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Returns the plan for these shapes; tunes if there is none. Does not run the function.
 
         Raises:
             ValueError, TypeError: what `jax.vmap` raises for this call.
+            IneligibleStrategyError: `strategy=` would not keep vmap's meaning.
             NoViableStrategyError: nothing fits the memory that the budget allows.
             RecordMissError: `tune="require"`, and there is no record.
         """
-        return self._planned(args, kwargs)[1].plan
+        return self._dispatcher.planned(args, kwargs)[1].plan
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Returns a table of every candidate for these shapes; tunes if there is no plan.
 
         Raises:
             ValueError, TypeError: what `jax.vmap` raises for this call.
+            IneligibleStrategyError: `strategy=` would not keep vmap's meaning.
             NoViableStrategyError: nothing fits the memory that the budget allows.
             RecordMissError: `tune="require"`, and there is no record.
         """
-        workload, planned, _ = self._planned(args, kwargs)
+        workload, planned, _ = self._dispatcher.planned(args, kwargs)
         if planned.record is not None and planned.limits is not None:
             return _report.explain(planned.record, planned.plan, planned.limits)
         return _report.explain_unmeasured(
@@ -206,201 +244,96 @@ class BatchedFunction(Generic[P, R]):
                 f"`{self._planner.name}.tune(...)` measures on concrete arrays, and was called "
                 "inside a JAX transformation; call it before the transformed function"
             )
-        return self._planned(args, kwargs, anew=True)[1].plan
+        return self._dispatcher.planned(args, kwargs, anew=True)[1].plan
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
         """Returns the chosen program for these shapes, lowered; tunes if there is no plan.
 
         Raises:
             ValueError, TypeError: what `jax.vmap` raises for this call.
+            IneligibleStrategyError: `strategy=` would not keep vmap's meaning.
             NoViableStrategyError: nothing fits the memory that the budget allows.
             RecordMissError: `tune="require"`, and there is no record.
         """
-        return self._planned(args, kwargs)[2].lower(*args, **kwargs)
+        return self._dispatcher.planned(args, kwargs)[2].lower(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Returns the method bound to `instance`; `in_axes` counts the instance."""
+        if instance is None or isinstance(self.__wrapped__, staticmethod):
+            return self
+        return BoundFunction(self, instance)
+
+    def __copy__(self) -> BatchedFunction[P, R]:
+        return BatchedFunction(*self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BatchedFunction[P, R]:
+        return BatchedFunction(*self._options)
 
     def __repr__(self) -> str:
         return f"<autobatch of {self._planner.name}>"
 
-    # What follows happens once per signature.
 
-    def _unserved(self, *args: Any, **kwargs: Any) -> Any:
-        """Serves a call of which nothing is known."""
-        if self._is_off():
-            self._serve = self._off
-        elif under_trace(jax.tree.leaves((args, kwargs))):
-            return self._traced.jitted(*args, **kwargs)
-        else:
-            with self._lock:  # another thread may have settled this call meanwhile
-                if not self._is_served(args, kwargs):
-                    return self._settled(describe(self._spec, args, kwargs), args, kwargs)
-        return self(*args, **kwargs)
+class BoundFunction:
+    """A mapped method of one object, which stands before the arguments of every call."""
 
-    def _settled(self, workload: Workload, args: Any, kwargs: Any) -> Any:
-        """Serves a described call without a plan, and puts a program into service for the next."""
-        leaves = jax.tree.leaves((args, kwargs))
-        if under_trace(leaves):
-            self._enter(workload, args, kwargs, self._unserved)
-            return self._traced.jitted(*args, **kwargs)
-        with self._lock:
-            program = self._program(workload, args, kwargs)[1]
-        return program(*args, **kwargs)
+    def __init__(self, batched: BatchedFunction[..., Any], instance: Any) -> None:
+        self.__func__, self.__self__ = batched, instance
+        functools.update_wrapper(self, batched, updated=())
+        self.__wrapped__ = types.MethodType(batched.__wrapped__, instance)
 
-    def _planned(
-        self, args: Any, kwargs: Any, *, anew: bool = False
-    ) -> tuple[Workload, Planned, Any]:
-        """Returns the described call, its plan, and the jit object that serves it."""
-        workload = describe(self._spec, args, kwargs)
-        if self._is_off():
-            plan = Plan(strategy=VMAP, source="off", outcomes=blank("tuning is off"), key="")
-            return workload, Planned(plan=plan), self._off
-        leaves = jax.tree.leaves((args, kwargs))
-        if under_trace(leaves):
-            planned = self._planner.known(workload, leaves, device_of(leaves), may_tune=False)
-            assert planned is not None
-            return workload, planned, self._traced.jitted
-        with self._lock:
-            return workload, *self._program(workload, args, kwargs, anew=anew)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the mapped method's result; see `BatchedFunction.__call__`."""
+        return self.__func__(self.__self__, *args, **kwargs)
 
-    def _program(
-        self, workload: Workload, args: Any, kwargs: Any, *, anew: bool = False
-    ) -> tuple[Planned, Any]:
-        """Returns the plan and the jit object in service for a concrete call; tunes if needed."""
-        leaves = jax.tree.leaves((args, kwargs))
-        device = device_of(leaves)
-        planned = self._planner.known(workload, leaves, device, may_tune=True)
-        if planned is None or (anew and planned.record is not None):
-            planned = self._planner.tuned(
-                workload,
-                args,
-                kwargs,
-                device,
-                lambda: Program(self._spec, self._resolver(device)),
-                anew=anew,
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("plan", "explain", "tune", "lower"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return functools.partial(getattr(self.__func__, name), self.__self__)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, BoundFunction)
+            and self.__func__ is other.__func__
+            and self.__self__ is other.__self__
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    def __repr__(self) -> str:
+        return f"<{self.__func__!r} bound to {self.__self__!r}>"
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, int | str) else tuple(value)
+
+
+def _both(
+    function: Callable[..., Any], numbers: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Returns static arguments by number and by name, since a call may pass them either way.
+
+    Raises:
+        ValueError: a number or name is none of the function's arguments.
+    """
+    if not numbers and not names:
+        return (), ()
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return numbers, names
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [each.name for each in parameters.values() if each.kind in by_place]
+    kinds = {each.kind for each in parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.VAR_KEYWORD in kinds:
+        return numbers, names
+    for number in numbers:
+        if not -len(places) <= number < len(places):
+            raise ValueError(
+                f"static_argnums has {number}, and `fun` takes {len(places)} arguments"
             )
-            if planned.program is not None:
-                self._tuned_programs[planned.plan.key] = planned.program
-        program = self._tuned_programs.get(planned.plan.key)
-        if program is None:
-            program = self._common(device)
-            program.prepare(workload, planned.plan.strategy)
-            program.jitted.trace(*args, **kwargs)  # which the call itself then need not do
-            program.release()
-        self._enter(workload, args, kwargs, program.jitted)
-        return planned, program.jitted
-
-    def _resolver(self, device: Any) -> Callable[[Workload, list[Any]], Strategy]:
-        def resolve(workload: Workload, leaves: list[Any]) -> Strategy:
-            planned = self._planner.known(workload, leaves, device, may_tune=True)
-            if planned is None:
-                raise Unplanned(workload)
-            return planned.plan.strategy
-
-        return resolve
-
-    @functools.cached_property
-    def _traced(self) -> Program:
-        """Serves calls inside other traces, where nothing can be measured.
-
-        It is apart from the others: an estimate made there must not serve a concrete call.
-        """
-
-        def resolve(workload: Workload, leaves: list[Any]) -> Strategy:
-            device = device_of(())
-            planned = self._planner.known(workload, leaves, device, may_tune=False)
-            assert planned is not None
-            return planned.plan.strategy
-
-        return Program(self._spec, resolve)
-
-    @functools.cached_property
-    def _common_programs(self) -> dict[Any, Program]:
-        return {}
-
-    def _common(self, device: Any) -> Program:
-        """Returns the program of a device that serves what was not tuned on a program of its own.
-
-        jit would take one trace for all devices, and the plan with it.
-        """
-        if device not in self._common_programs:
-            self._common_programs[device] = Program(self._spec, self._resolver(device))
-        return self._common_programs[device]
-
-    @functools.cached_property
-    def _off(self) -> Any:
-        return jax.jit(self._plain)
-
-    def _is_off(self) -> bool:
-        return self._planner.strategy is None and self._planner.tuning_mode() == "off"
-
-    # Dispatch. One known shape goes straight to its jit object; several, over a table on the shape
-    # of the first mapped argument, which costs less than half a microsecond.
-
-    def _enter(self, workload: Workload, args: Any, kwargs: Any, serve: Callable[..., Any]) -> None:
-        """Puts a callable into service for calls like this one."""
-        if self._probe is None:
-            self._probe = _probe(workload, args, kwargs)
-        key = self._table_key(args, kwargs)
-        self._table[key] = serve
-        if len(self._table) == 1 and not several_kinds():
-            self._serve = serve
-        else:
-            self._serve = self._by_shape()
-
-    def _by_shape(self) -> Callable[..., Any]:
-        table, probe, unserved = self._table, self._probe, self._unserved
-        if several_kinds():
-            key_of = self._table_key
-
-            def serve(*args: Any, **kwargs: Any) -> Any:
-                return table.get(key_of(args, kwargs), unserved)(*args, **kwargs)
-
-        else:
-
-            def serve(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    target = table[probe(args, kwargs).shape]  # pyright: ignore[reportOptionalCall]
-                except (LookupError, AttributeError, TypeError):
-                    target = unserved
-                return target(*args, **kwargs)
-
-        return serve
-
-    def _table_key(self, args: Any, kwargs: Any) -> Any:
-        try:
-            leaf = cast(Callable[[Any, Any], Any], self._probe)(args, kwargs)
-            if not several_kinds():
-                return leaf.shape
-            return leaf.shape, device_of(jax.tree.leaves((args, kwargs)))
-        except (LookupError, AttributeError, TypeError):
-            return None
-
-    def _is_served(self, args: Any, kwargs: Any) -> bool:
-        return self._probe is not None and self._table_key(args, kwargs) in self._table
-
-
-def _probe(workload: Workload, args: Any, kwargs: Any) -> Callable[[Any, Any], Any]:
-    """Returns a function that picks the first mapped leaf out of `(args, kwargs)`."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs))]
-    mapped = [path for path, axis in zip(paths, workload.in_axes, strict=True) if axis is not None]
-    match mapped[0] if mapped else ():
-        case (jax.tree_util.SequenceKey(idx=0), jax.tree_util.SequenceKey(idx=index)):
-            return lambda args, kwargs: args[index]
-        case (jax.tree_util.SequenceKey(idx=which), *steps):
-            return functools.partial(_walk, which, [_step(each) for each in steps])
-    return lambda args, kwargs: None
-
-
-def _step(key: Any) -> Callable[[Any], Any]:
-    match key:
-        case jax.tree_util.GetAttrKey(name=name):
-            return lambda node: getattr(node, name)
-        case jax.tree_util.SequenceKey(idx=place) | jax.tree_util.DictKey(key=place):
-            return lambda node: node[place]
-    return lambda node: None  # a registered node that does not say how to reach into it
-
-
-def _walk(which: int, steps: list[Callable[[Any], Any]], args: Any, kwargs: Any) -> Any:
-    node = kwargs if which else args
-    for step in steps:
-        node = step(node)
-    return node
+    for name in names:
+        if name not in parameters:
+            raise ValueError(f"static_argnames has {name!r}; `fun` takes {list(parameters)}")
+    named = {*names, *(places[number] for number in numbers)}
+    return tuple(places.index(each) for each in places if each in named), tuple(sorted(named))

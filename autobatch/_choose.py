@@ -14,7 +14,7 @@ from typing import Literal
 
 from autobatch._errors import NoViableStrategyError
 from autobatch._record import Limits, Outcome, Record, Status
-from autobatch._strategies import FAMILIES, VMAP, Strategy
+from autobatch._strategies import FAMILIES, MAP, VMAP, Strategy
 from autobatch._units import format_bytes, format_factor, format_seconds
 
 Source = Literal["tuned", "record", "nearest", "synthetic", "estimate", "forced", "off", "sole"]
@@ -198,7 +198,8 @@ def decide(record: Record, limits: Limits) -> Decision:
         return Decision(strategy=strategy)
     least = smallest(record)
     if least is None or limits.memory_bytes is None or (_need(least) or 0) <= limits.memory_bytes:
-        return Decision(strategy=VMAP)
+        barred = {each.strategy for each in record.outcomes if each.status == "ineligible"}
+        return Decision(strategy=MAP if VMAP in barred else VMAP)
     count, what = len(record.outcomes), f"`{record.name}` ({record.batch_size} rows)"
     found = "measured" if least.peak_bytes is not None else "predicted"
     message = (

@@ -5,49 +5,52 @@ A reason here is shown to the user as it stands. What has none may be tried.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import Literal, jaxprs_in_params
+from jax.sharding import AxisType
 
 from autobatch._devices import several_devices
-from autobatch._workload import Workload, equations
+from autobatch._workload import RowProgram, Workload, equations
 
 _CALLBACKS = {"io_callback", "debug_callback", "debug_print"}
 _SHARDED = {"shard_map", "sharding_constraint", "reshard"}
-_RBG = ("rbg", "unsafe_rbg")
 
 
 def nothing_to_choose(workload: Workload) -> str | None:
     """Returns why all strategies are the same for this call, or None."""
-    if not workload.is_mapped:
+    if workload.row is not None and not workload.row.is_mapped:
         return "no argument is mapped"
     if workload.batch_size <= 1:
         return f"a batch of {workload.batch_size} cannot be divided"
     return None
 
 
-def only_vmap(workload: Workload, leaves: list[Any]) -> str | None:
+def only_vmap(workload: Workload, arrays: Sequence[Any]) -> str | None:
     """Returns why `vmap` alone keeps the meaning, or None if every strategy does.
 
     Args:
         workload: the described call.
-        leaves: its arguments, concrete or traced.
+        arrays: its arrays, concrete or traced.
     """
     if jax.process_count() > 1:
         return "several processes run this program"
-    if workload.spmd_axis_name is not None:
+    row = workload.row
+    if row is None:
+        return "only jax.vmap itself can slice a sparse array"
+    if row.spmd_axis_name is not None:
         return "spmd_axis_name is given"
-    if several_devices(leaves) or any(_has_mesh(jax.typeof(leaf)) for leaf in leaves):
+    if several_devices(arrays) or any(_has_mesh(jax.typeof(each)) for each in arrays):
         return "an argument is sharded over several devices"
-    jaxpr = workload.jaxpr.jaxpr
-    if any(_is_ref(var.aval) for var in [*jaxpr.constvars, *jaxpr.invars]):
+    if any(_is_ref(var.aval) for var in row.jaxpr.invars):
         return "it works on mutable references"
-    if any(_has_mesh(var.aval) for var in [*jaxpr.constvars, *jaxpr.invars]):
+    if any(_has_mesh(var.aval) for var in row.jaxpr.invars):
         return "it works on an array sharded over several devices"
-    for equation in equations(workload.jaxpr):
-        reason = _only_vmap_for(equation, workload.axis_name)
+    for equation in equations(row.jaxpr):
+        reason = _only_vmap_for(equation, row.axis_name)
         if reason is not None:
             return reason
     return None
@@ -59,12 +62,58 @@ def must_not_run(workload: Workload) -> str | None:
     A function with effects must have them as often as the user calls it. A `pure_callback` may be
     called more often, as JAX says of it.
     """
-    for equation in equations(workload.jaxpr):
+    if workload.row is None:
+        return "jax.vmap itself maps it"
+    for equation in equations(workload.row.jaxpr):
         if equation.primitive.name in _CALLBACKS:
             return f"its effects ({equation.primitive.name}) must not happen for timing"
-    if any("NamedAxis" not in type(each).__name__ for each in workload.jaxpr.effects):
+    if any("NamedAxis" not in type(each).__name__ for each in workload.row.jaxpr.effects):
         return "its effects must not happen for timing"
     return None
+
+
+def may_not_end(row: RowProgram) -> bool:
+    """Returns whether a vectorised program may run for ever where a row by itself would not.
+
+    Under `jax.vmap` a `cond` on a mapped predicate runs both branches for all rows; a loop inside
+    one of them then also runs on rows whose values were never meant to enter it.
+    """
+    mapped = [axis is not None for axis in row.in_axes]
+    return _has_lane_loop(row.jaxpr, mapped)
+
+
+def _has_lane_loop(jaxpr: Any, mapped: list[bool]) -> bool:
+    varying = {var for var, is_mapped in zip(jaxpr.invars, mapped, strict=True) if is_mapped}
+    for equation in jaxpr.eqns:
+        inputs = [not isinstance(each, Literal) and each in varying for each in equation.invars]
+        if not any(inputs):
+            continue
+        varying.update(equation.outvars)
+        inner = [getattr(each, "jaxpr", each) for each in jaxprs_in_params(equation.params)]
+        if equation.primitive.name == "cond" and inputs[0]:
+            if any(_is_open_loop(each) for branch in inner for each in equations(branch)):
+                return True
+        # Where operands and inputs do not pair up, every input may vary.
+        elif any(
+            _has_lane_loop(
+                each, inputs if len(inputs) == len(each.invars) else [True] * len(each.invars)
+            )
+            for each in inner
+        ):
+            return True
+    return False
+
+
+def _is_open_loop(equation: Any) -> bool:
+    """Returns whether an equation is a `while` that does not just count up to a bound."""
+    if equation.primitive.name != "while":
+        return False
+    condition = equation.params["cond_jaxpr"]
+    condition = getattr(condition, "jaxpr", condition)
+    return not (
+        [each.primitive.name for each in condition.eqns] == ["lt"]
+        and jnp.issubdtype(condition.eqns[0].invars[0].aval.dtype, jnp.integer)
+    )
 
 
 def _only_vmap_for(equation: Any, axis_name: Any) -> str | None:
@@ -100,9 +149,15 @@ def _is_rbg(aval: Any) -> bool:
     dtype = getattr(aval, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return False
-    return any(each in str(dtype) for each in _RBG)
+    return "rbg" in str(dtype)
 
 
 def _has_mesh(aval: Any) -> bool:
+    """Returns whether a loop over this value could gather it from several devices.
+
+    Inside `shard_map` over all axes of a mesh, a value is what one device holds.
+    """
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
-    return mesh is not None and not mesh.empty
+    if mesh is None or mesh.empty:
+        return False
+    return any(each != AxisType.Manual for each in mesh.axis_types)

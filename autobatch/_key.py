@@ -52,12 +52,15 @@ def key_parts(workload: Workload, device: Any, *, name: str | None) -> dict[str,
         device: the `jax.Device` it runs on.
         name: what the user named it with `name=`, to keep records apart; else None.
     """
+    row = workload.row
+    assert row is not None
     return {
-        "program": program_digest(workload.jaxpr),
+        "program": program_digest(row.jaxpr),
         "in_axes": list(workload.in_axes),
-        "out_axes": list(workload.out_axes),
+        "out_axes": list(row.out_axes),
         "arguments": [f"{each.dtype}{list(each.shape)}" for each in workload.arguments],
         "batch_size": workload.batch_size,
+        "statics": [_static(each) for _, _, each in workload.statics.values],
         "name": name,
         "derivative": "none",
         **device_parts(device),
@@ -234,6 +237,13 @@ def _aval(aval: Any) -> str:
     if shape is None or dtype is None:
         return f"{type(aval).__name__}:{_ADDRESS.sub('', str(aval))}"
     return f"{dtype}{list(shape)}"
+
+
+def _static(value: Any) -> str:
+    """Returns a static argument without address; what an object does stands in the program."""
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        return repr(value)
+    return type(value).__qualname__
 
 
 def _plain_array(value: Any) -> str:

@@ -12,7 +12,7 @@ Every strategy maps the same jaxpr of one example. Which one is used is decided 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from jax.extend.core import DropVar, Literal
 from jax.extend.core.primitives import convert_element_type_p
 
 from autobatch._strategies import Strategy, balanced_chunk
-from autobatch._workload import Workload
+from autobatch._workload import RowProgram
 
 # Evaluated again in every step, these cost next to nothing and fuse into what uses them; kept
 # from outside the loop, they would be read from memory instead.
@@ -40,49 +40,43 @@ _CHEAP = {
 }
 
 
-def mapped(strategy: Strategy, workload: Workload, leaves: list[Any]) -> Any:
-    """Returns the result of the mapped function, as the tree that `jax.vmap` would return.
+def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of the mapped function, as `jax.vmap` would return them.
 
     Args:
         strategy: how to map.
-        workload: the function for one example, and the axes.
-        leaves: the leaves of `(args, kwargs)`, batch axes included; traced by `jax.jit`.
+        row: the function of one example, and the axes.
+        operands: the closed-over arrays, then those of the call, batch axes included.
 
     Raises:
         ValueError, TypeError: what `jax.vmap` raises for a batched output without an axis.
     """
-    size = workload.batch_size
-    if size == 0 or not workload.is_mapped:
-        return jax.tree.unflatten(workload.out_tree, _vmapped(workload, leaves))
-    match strategy.family:
-        case "unrolled":
-            outputs = _unrolled(workload, leaves)
-        case "map":
-            outputs = _looped(workload, leaves, None)
-        case "chunked" if strategy.chunk_size is not None and strategy.chunk_size < size:
-            outputs = _looped(workload, leaves, balanced_chunk(size, strategy.chunk_size))
-        case _:
-            outputs = _vmapped(workload, leaves)
-    return jax.tree.unflatten(workload.out_tree, outputs)
-
-
-def _vmapped(workload: Workload, leaves: list[Any]) -> list[Any]:
-    jaxpr = workload.jaxpr
+    size = row.batch_size
+    if size and row.is_mapped:
+        match strategy.family:
+            case "unrolled":
+                return _unrolled(row, operands)
+            case "map":
+                return _looped(row, operands, None)
+            case "chunked" if strategy.chunk_size is not None and strategy.chunk_size < size:
+                return _looped(row, operands, balanced_chunk(size, strategy.chunk_size))
+            case _:
+                pass
     return jax.vmap(
-        lambda *row: jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *row),
-        in_axes=workload.in_axes,
-        out_axes=list(workload.out_axes),
-        axis_name=workload.axis_name,
-        axis_size=workload.batch_size,
-        spmd_axis_name=workload.spmd_axis_name,
-    )(*leaves)
+        lambda *each: jax.core.eval_jaxpr(row.jaxpr, (), *each),
+        in_axes=row.in_axes,
+        out_axes=list(row.out_axes),
+        axis_name=row.axis_name,
+        axis_size=size,
+        spmd_axis_name=row.spmd_axis_name,
+    )(*operands)
 
 
-def _unrolled(workload: Workload, leaves: list[Any]) -> list[Any]:
-    split = _split(workload, leaves)
+def _unrolled(row: RowProgram, operands: Sequence[Any]) -> list[Any]:
+    split = _split(row, operands)
     rows = [
-        split.row(*(_row(leaf, axis, index) for leaf, axis in split.inputs))
-        for index in range(workload.batch_size)
+        split.rest(*(_row(leaf, axis, index) for leaf, axis in split.inputs))
+        for index in range(row.batch_size)
     ]
     outputs = [
         column[-1]
@@ -93,9 +87,9 @@ def _unrolled(workload: Workload, leaves: list[Any]) -> list[Any]:
     return split.complete(outputs)
 
 
-def _looped(workload: Workload, leaves: list[Any], chunk: int | None) -> list[Any]:
+def _looped(row: RowProgram, operands: Sequence[Any], chunk: int | None) -> list[Any]:
     """Returns the outputs of a loop over rows, or over chunks of `chunk` rows."""
-    split, batch_size = _split(workload, leaves), workload.batch_size
+    split, batch_size = _split(row, operands), row.batch_size
     size = chunk or 1
     steps = -(-batch_size // size)
 
@@ -104,21 +98,23 @@ def _looped(workload: Workload, leaves: list[Any], chunk: int | None) -> list[An
         if batch_size % size:
             start = jnp.minimum(start, batch_size - size)
         if chunk is None:
-            results = split.row(*(_row(leaf, axis, start) for leaf, axis in split.inputs))
+            results = split.rest(*(_row(leaf, axis, start) for leaf, axis in split.inputs))
         else:
             results = jax.vmap(
-                split.row,
+                split.rest,
                 in_axes=[axis for _, axis in split.inputs],
                 out_axes=list(split.out_axes),
                 axis_size=size,
             )(*(_rows(leaf, axis, start, size) for leaf, axis in split.inputs))
         return [
-            _written(buffer, jnp.asarray(result), axis, start, chunk is None)
+            _written(buffer, _varying(jnp.asarray(result), manual), axis, start, chunk is None)
             for buffer, result, axis in zip(buffers, results, split.out_axes, strict=True)
         ]
 
+    # Inside `shard_map` a loop's state must vary over the mesh from the beginning if it does later.
+    manual = frozenset().union(*(varying_axes(value) for value, _ in split.inputs))
     buffers = [
-        _buffer(aval, axis, batch_size)
+        _varying(_buffer(aval, axis, batch_size), manual)
         for aval, axis in zip(split.out_avals, split.out_axes, strict=True)
     ]
     buffers = jax.lax.fori_loop(0, steps, step, buffers)
@@ -129,29 +125,27 @@ def _looped(workload: Workload, leaves: list[Any], chunk: int | None) -> list[An
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
-    """A workload cut in two: what was evaluated once, and what is left for every row.
+    """A program cut in two: what was evaluated once, and what is left for every row.
 
     Attributes:
-        row: the function that is left; takes `inputs`' rows, returns the mapped outputs.
-        inputs: leaves and shared values that `row` needs, with their axes.
-        out_avals, out_axes: of the outputs of `row`.
+        rest: what is left of the function; takes `inputs`' rows, returns the mapped outputs.
+        inputs: operands and shared values that `rest` needs, with their axes.
+        out_avals, out_axes: of the outputs of `rest`.
         complete: adds the outputs that are the same for every row.
     """
 
-    row: Callable[..., list[Any]]
+    rest: Callable[..., list[Any]]
     inputs: list[tuple[Any, int | None]]
     out_avals: list[Any]
     out_axes: list[int | None]
     complete: Callable[[list[Any]], list[Any]]
 
 
-def _split(workload: Workload, leaves: list[Any]) -> _Split:
+def _split(row: RowProgram, operands: Sequence[Any]) -> _Split:
     """Evaluates what no mapped input reaches, and returns the rest as a function of one row."""
-    jaxpr, consts = workload.jaxpr.jaxpr, workload.jaxpr.consts
-    axes = dict(zip(jaxpr.invars, workload.in_axes, strict=True))
-    values = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(
-        zip(jaxpr.invars, leaves, strict=True)
-    )
+    jaxpr = row.jaxpr
+    axes = dict(zip(jaxpr.invars, row.in_axes, strict=True))
+    values = dict(zip(jaxpr.invars, operands, strict=True))
     varying = {var for var, axis in axes.items() if axis is not None}
     for equation in jaxpr.eqns:
         if equation.effects or not varying.isdisjoint(_variables(equation.invars)):
@@ -187,22 +181,22 @@ def _split(workload: Workload, leaves: list[Any]) -> _Split:
         if var not in made
     )
 
-    def row(*inputs: Any) -> list[Any]:
+    def rest(*inputs: Any) -> list[Any]:
         return _evaluate(jaxpr, left, varying_outputs, dict(zip(used, inputs, strict=True)))
 
-    pairs = list(zip(jaxpr.outvars, workload.out_axes, strict=True))
+    pairs = list(zip(jaxpr.outvars, row.out_axes, strict=True))
 
     def complete(outputs: list[Any]) -> list[Any]:
         remaining = iter(outputs)
         return [
-            _repeated(_read(values, atom), axis, workload.batch_size, atom.aval)
+            _repeated(_read(values, atom), axis, row.batch_size, atom.aval)
             if is_shared(atom)
             else next(remaining)
             for atom, axis in pairs
         ]
 
     return _Split(
-        row=row,
+        rest=rest,
         inputs=[(values[var], axes.get(var)) for var in used],
         out_avals=[var.aval for var in varying_outputs],
         out_axes=[axis for atom, axis in pairs if not is_shared(atom)],
@@ -230,8 +224,7 @@ def _evaluate(jaxpr: Any, equations: list[Any], outputs: list[Any], values: Any)
         for var in _variables([*(v for each in equations for v in each.invars), *outputs])
         if var not in made
     )
-    part = jaxpr.replace(
-        constvars=[], invars=list(inputs), outvars=list(outputs), eqns=equations)
+    part = jaxpr.replace(constvars=[], invars=list(inputs), outvars=list(outputs), eqns=equations)
     return jax.core.eval_jaxpr(part, (), *(values[var] for var in inputs))
 
 
@@ -275,6 +268,17 @@ def _written(buffer: Any, result: Any, axis: int | None, start: Any, is_row: boo
     return jax.lax.dynamic_update_slice_in_dim(
         buffer, result, start, axis, allow_negative_indices=False
     )
+
+
+def varying_axes(value: Any) -> frozenset[Any]:
+    """Returns the axes of a `shard_map` mesh over which a value varies."""
+    manual = getattr(jax.typeof(value), "manual_axis_type", None)
+    return frozenset() if manual is None else frozenset(manual.varying)
+
+
+def _varying(value: Any, axes: frozenset[Any]) -> Any:
+    missing = axes - varying_axes(value)
+    return jax.lax.pcast(value, tuple(missing), to="varying") if missing else value
 
 
 def _repeated(value: Any, axis: int | None, batch_size: int, aval: Any) -> Any:

@@ -103,9 +103,8 @@ def _cgroup_room(group: Path, limit: str, usage: str, reclaimable: str) -> list[
 
 def _address_space_room(proc: Path) -> list[tuple[int, int]]:
     """Returns free and total bytes under `ulimit -v`, where that is set."""
-    lines = _read(proc / "limits").splitlines()
-    limits = [line.split()[3] for line in lines if line.startswith("Max address space")]
-    total = _number(limits[0]) if limits else None  # "unlimited" is no number
+    _, _, soft_limit = _read(proc / "limits").partition("Max address space")
+    total = _number((soft_limit.split() or [""])[0])  # "unlimited" is no number
     used = _status_bytes(proc, "VmSize")
     return [] if total is None or used is None else [(total - used, total)]
 
@@ -208,8 +207,8 @@ def peak_bytes(
     >>> peak_bytes(1000, planned=4096, growth=0)
     (5096, 'xla')
     """
-    noise = FIRST_RUN_BYTES if platform == "cpu" and planned is not None else 0
-    if growth is not None and growth > (planned or 0) + noise:
+    noise = FIRST_RUN_BYTES if platform == "cpu" else 0
+    if growth is not None and (planned is None or growth > planned + noise):
         return argument_bytes + growth, "measured" if platform == "cpu" else "device"
     if planned is None:
         return None, None

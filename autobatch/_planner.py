@@ -6,22 +6,25 @@ One planner belongs to one mapped function. Which jit object then serves the cal
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 
-from autobatch import _tuner
 from autobatch._bound import tree_bytes
 from autobatch._choose import Budget, Plan, Source, blank, decide, explained, resolve, to_resume
 from autobatch._eligibility import must_not_run, nothing_to_choose, only_vmap
 from autobatch._errors import IneligibleStrategyError, RecordMissError, warn_once
+from autobatch._estimate import bound, estimated
 from autobatch._key import digest, key_parts
+from autobatch._mapping import varying_axes
 from autobatch._measure import Instruments
 from autobatch._program import Program
 from autobatch._record import Limits, Record
 from autobatch._strategies import VMAP, Strategy
+from autobatch._synthetic import stand_ins, why_no_stand_ins
+from autobatch._tuner import LOGGER, Interrupted, Job, NewProgram, tune
 from autobatch._workload import Workload
 
 if TYPE_CHECKING:
@@ -75,15 +78,16 @@ class Planner:
     _measured: set[str] = field(default_factory=set)
 
     def known(
-        self, workload: Workload, leaves: list[Any], device: Any, *, may_tune: bool
+        self, workload: Workload, arrays: Sequence[Any], device: Any, *, may_tune: bool
     ) -> Planned | None:
-        """Returns the plan of a workload without measuring anything; None if it must be tuned.
+        """Returns the plan of a workload without measuring anything; None if there is none.
 
         Args:
             workload: the described call.
-            leaves: its arguments, concrete or traced.
+            arrays: its arrays, concrete or traced.
             device: the device that it runs on.
-            may_tune: whether a tuning could follow; if not, whatever is known must do.
+            may_tune: whether a tuning on the caller's arrays could follow; if not, a record will
+                do that was cut short or measured on stand-ins.
 
         Raises:
             IneligibleStrategyError: the forced strategy would not keep the meaning.
@@ -91,8 +95,8 @@ class Planner:
             RecordMissError: `tune="require"`, and there is no record.
         """
         if self.strategy is not None:
-            return self._forced(workload, leaves, self.strategy)
-        reason = nothing_to_choose(workload) or only_vmap(workload, leaves)
+            return self._forced(workload, arrays, self.strategy)
+        reason = nothing_to_choose(workload) or only_vmap(workload, arrays)
         if reason is not None:
             return _unmeasured("sole", f"vmap alone: {reason}")
         parts = key_parts(workload, device, name=self.key_name)
@@ -103,78 +107,135 @@ class Planner:
         if reason is not None:
             return _unmeasured("estimate", f"not measured: {reason}", key)
         mode = self.tuning_mode()
+        may_tune = may_tune and mode in ("first-call", "force")
         if may_tune and mode == "force" and key not in self._measured:
             return None
         record, source = self._recorded(key)
         if record is not None:
-            limits = self._limits(leaves, device)
-            if may_tune and mode in ("first-call", "force") and to_resume(record, limits):
+            limits = self._limits(arrays, device)
+            if may_tune and (record.data == "synthetic" or to_resume(record, limits)):
                 return None
+            if record.data == "synthetic":
+                return self._planned(record, limits, "synthetic", keep=False)
             return self._planned(record, limits, source)
         if mode == "require":
             raise RecordMissError(self._miss(parts))
-        if not may_tune or mode == "cached":
-            how = "tune='cached'" if mode == "cached" else "called inside another trace"
-            return _unmeasured("estimate", f"not measured: {how}", key)
+        if mode == "cached":
+            return self._estimated(workload, arrays, device, key, "tune='cached'")
         return None
 
     def tuned(
-        self,
-        workload: Workload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        device: Any,
-        new_program: Callable[[], Program],
-        *,
-        anew: bool = False,
+        self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
     ) -> Planned:
         """Returns the plan after a tuning on the caller's arrays, and stores the record.
 
+        What a record left out and this budget allows is all that is measured, if there is one.
+
         Args:
             workload: the described call.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
+            arrays: its arrays.
             device: the device that it runs on.
             new_program: returns a fresh program of the mapped function.
-            anew: whether to measure everything again although there may be a record.
 
         Raises:
             NoViableStrategyError: nothing fits the memory that the user allows.
             ValueError, TypeError: what `jax.vmap` raises for this call.
         """
+        job = self._job(workload, arrays, device, new_program)
+        is_anew = self.tuning_mode() == "force" and job.key not in self._measured
+        record, _ = (None, None) if is_anew else self._recorded(job.key)
+        if record is None or record.data == "synthetic":
+            return self._measure(job, None)
+        return self._measure(job, (record, to_resume(record, job.limits)))
+
+    def tuned_anew(
+        self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
+    ) -> Planned:
+        """Returns the plan after a tuning that replaces what was known; see `tuned`."""
+        return self._measure(self._job(workload, arrays, device, new_program), None)
+
+    def inside(
+        self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
+    ) -> Planned:
+        """Returns the plan for a call inside a trace, of whose arrays only shapes are known.
+
+        That is the record's, else the outcome of a tuning on stand-ins if that says anything, else
+        an estimate from the bounds of memory.
+
+        Args:
+            workload: the described call.
+            arrays: its traced arrays.
+            device: the device that it runs on.
+            new_program: returns a fresh program of the mapped function.
+
+        Raises:
+            IneligibleStrategyError, NoViableStrategyError, RecordMissError: as `known`.
+        """
+        planned = self.known(workload, arrays, device, may_tune=False)
+        if planned is not None:
+            return planned
+        reason = why_no_stand_ins(workload)
+        job = self._job(workload, arrays, device, new_program)
+        if reason is None and any(varying_axes(each) for each in arrays):
+            reason = "it is called inside shard_map"
+        limit, operands = job.limits.memory_bytes, [*workload.consts, *arrays]
+        if reason is None and limit is not None and bound(VMAP, workload, operands) > limit:
+            reason = "vmap may not fit"
+        if reason is not None:
+            how = f"called inside another transformation, and {reason}"
+            return self._estimated(workload, arrays, device, job.key, how)
+        LOGGER.info(
+            "autobatch: `%s` is called inside another transformation and tuned on stand-ins; call "
+            "its `.plan(...)` on real arrays before",
+            self.name,
+        )
+        with jax.ensure_compile_time_eval():
+            job = replace(job, arrays=tuple(stand_ins(workload.arguments)), data="synthetic")
+            return self._measure(job, None)
+
+    def _job(
+        self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
+    ) -> Job:
         parts = key_parts(workload, device, name=self.key_name)
-        key = digest(parts)
-        limits = self._limits(jax.tree.leaves((args, kwargs)), device)
-        anew = anew or (self.tuning_mode() == "force" and key not in self._measured)
-        record, _ = (None, None) if anew else self._recorded(key)
-        job = _tuner.Job(
+        return Job(
             workload=workload,
-            args=args,
-            kwargs=kwargs,
+            arrays=tuple(arrays),
             device=device,
-            limits=limits,
-            key=key,
+            limits=self._limits(arrays, device),
+            key=digest(parts),
             parts=parts,
             name=self.name,
             new_program=new_program,
             also=self.also,
         )
-        resume = None if record is None else (record, to_resume(record, limits))
+
+    def _measure(self, job: Job, resume: tuple[Record, Iterable[Strategy]] | None) -> Planned:
+        source: Source = "tuned" if job.data == "real" else "synthetic"
         try:
-            result = _tuner.tune(job, INSTRUMENTS, resume=resume)
-        except _tuner.Interrupted as interrupted:
-            self._keep(interrupted.record)
+            result = tune(job, INSTRUMENTS, resume=resume)
+        except Interrupted as interrupted:
+            self._keep(interrupted.record, source)
             raise
-        self._keep(result.record)
-        self._measured.add(key)
-        planned = self._planned(result.record, limits, "tuned")
+        self._keep(result.record, source)
+        self._measured.add(job.key)
+        planned = self._planned(result.record, job.limits, source, keep=job.data == "real")
         return replace(planned, program=result.programs.get(planned.plan.strategy))
+
+    def _estimated(
+        self, workload: Workload, arrays: Sequence[Any], device: Any, key: str, how: str
+    ) -> Planned:
+        decision = estimated(workload, arrays, self._limits(arrays, device))
+        if decision.warning is not None:
+            warn_once(f"`{self.name}`: {decision.warning}")
+        return _unmeasured("estimate", f"not measured: {how}", key, decision.strategy)
 
     def tuning_mode(self) -> Mode:
         """Returns the mode in force: the argument, else the environment's, else `first-call`."""
         return self.mode or checked_mode(os.environ.get("AUTOBATCH_TUNE") or "first-call")
 
-    def _planned(self, record: Record, limits: Limits, source: Source) -> Planned:
+    def _planned(
+        self, record: Record, limits: Limits, source: Source, *, keep: bool = True
+    ) -> Planned:
         decision = decide(record, limits)
         if decision.warning is not None:
             warn_once(decision.warning)
@@ -184,13 +245,15 @@ class Planner:
             outcomes=explained(record, limits, decision.strategy),
             key=record.key,
         )
-        self._plans[record.key] = Planned(plan=plan, record=record, limits=limits)
-        return self._plans[record.key]
+        planned = Planned(plan=plan, record=record, limits=limits)
+        if keep:
+            self._plans[record.key] = planned
+        return planned
 
-    def _forced(self, workload: Workload, leaves: list[Any], strategy: Strategy) -> Planned:
+    def _forced(self, workload: Workload, arrays: Sequence[Any], strategy: Strategy) -> Planned:
         at_once = strategy.chunk_size if strategy.family == "chunked" else None
         if strategy != VMAP and (at_once is None or at_once < workload.batch_size):
-            reason = None if nothing_to_choose(workload) else only_vmap(workload, leaves)
+            reason = None if nothing_to_choose(workload) else only_vmap(workload, arrays)
             if reason is not None:
                 raise IneligibleStrategyError(
                     f"strategy={str(strategy)!r} would not keep the meaning of jax.vmap for "
@@ -207,9 +270,9 @@ class Planner:
             _KNOWN[folder, key] = (record, "record")
         return record, "record"
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: Record, source: Source) -> None:
         folder, store = self._store()
-        _KNOWN[folder, record.key] = (record, "tuned")
+        _KNOWN[folder, record.key] = (record, source)
         if store is not None:
             store.put(record)
 
@@ -219,13 +282,13 @@ class Planner:
         store = open_store(self.store)
         return (None if store is None else str(store.path)), store
 
-    def _limits(self, leaves: list[Any], device: Any) -> Limits:
+    def _limits(self, arrays: Sequence[Any], device: Any) -> Limits:
         memory = INSTRUMENTS.device_memory(device)
         return resolve(
             environment_budget(self.budget),
             free_bytes=memory.free_bytes,
             total_bytes=memory.total_bytes,
-            argument_bytes=tree_bytes(leaves),
+            argument_bytes=tree_bytes(arrays),
         )
 
     def _miss(self, parts: Mapping[str, Any]) -> str:

@@ -1,20 +1,26 @@
 """One jit object: what a call of it traces, and where it gets its strategy from.
 
 jit's own cache is the dispatch table. Its miss runs the body below, once per signature; the body
-describes the call, is told the strategy, and maps. Which program serves which call is in `_api`.
+describes the call, is told the strategy, and maps. Which program serves which call is in
+`_dispatch`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from autobatch._mapping import mapped
+from autobatch._derivative import mapped_with_derivatives
+from autobatch._leaves import Form, Statics, split, split_traced
 from autobatch._strategies import Strategy
 from autobatch._workload import MapSpec, Workload, describe
+
+Resolve = Callable[[Workload, list[Any]], Strategy]
+"""Returns the strategy for a workload and its traced arrays, or raises `Unplanned`."""
 
 
 class Unplanned(Exception):
@@ -25,6 +31,14 @@ class Unplanned(Exception):
         self.workload = workload
 
 
+@dataclass(frozen=True, kw_only=True)
+class Donation:
+    """Which arguments a call gives away, as `jax.jit` takes it."""
+
+    argnums: tuple[int, ...] = ()
+    argnames: tuple[str, ...] = ()
+
+
 class Program:
     """A jit object that serves every signature for which `resolve` knows a strategy.
 
@@ -32,27 +46,33 @@ class Program:
         jitted: the jit object. What is compiled on it lives as long as it does.
     """
 
-    def __init__(self, spec: MapSpec, resolve: Callable[[Workload, list[Any]], Strategy]) -> None:
+    def __init__(
+        self, spec: MapSpec, form: Form, resolve: Resolve, donation: Donation | None = None
+    ) -> None:
         """Makes the jit object; nothing is traced yet.
 
         Args:
             spec: the function and its axes.
-            resolve: returns the strategy for a workload and its traced leaves, or raises
-                `Unplanned`.
+            form: how the calls that it serves reach jit.
+            resolve: where the strategy comes from.
+            donation: the arguments that calls give away; None for none.
         """
         self._prepared: tuple[Workload, Strategy] | None = None
 
         @functools.wraps(spec.fun, updated=())
         def body(*args: Any, **kwargs: Any) -> Any:
-            leaves, tree = jax.tree.flatten((args, kwargs))
-            if self._prepared is not None and self._prepared[0].serves(leaves, tree):
+            arrays, statics = split_traced(args, kwargs)
+            if self._prepared is not None and self._prepared[0].serves(arrays, statics):
                 workload, strategy = self._prepared
             else:
-                workload = describe(spec, args, kwargs)
-                strategy = resolve(workload, leaves)
-            return mapped(strategy, workload, leaves)
+                workload = describe(spec, arrays, statics)
+                strategy = resolve(workload, arrays)
+            if workload.row is None:
+                return spec.vmapped(spec.fun)(*args, **kwargs)
+            outputs = mapped_with_derivatives(strategy, workload.row, [*workload.consts, *arrays])
+            return jax.tree.unflatten(workload.out_tree, outputs)
 
-        self.jitted = jax.jit(body)
+        self.jitted: Any = jit_object(body, form, donation or Donation())
 
     def prepare(self, workload: Workload, strategy: Strategy) -> None:
         """Lets the next trace of this workload use what is known already, without tracing `fun`."""
@@ -61,3 +81,56 @@ class Program:
     def release(self) -> None:
         """Forgets what was prepared: a jaxpr holds constants, and is not kept per shape."""
         self._prepared = None
+
+
+def jit_object(body: Callable[..., Any], form: Form, donation: Donation) -> Any:
+    """Returns a jit object of `body` for calls of a form; it has `trace` and `lower`.
+
+    Args:
+        body: the function to compile.
+        form: how calls reach jit.
+        donation: the arguments that calls give away.
+    """
+    if form.is_packed:
+        return _Packed(body, form)
+    return jax.jit(
+        body,
+        static_argnums=form.static_argnums or None,
+        static_argnames=form.static_argnames or None,
+        donate_argnums=donation.argnums or None,
+        donate_argnames=donation.argnames or None,
+    )
+
+
+class _Packed:
+    """A jit object for calls with objects inside trees of arrays, which it takes apart first.
+
+    It costs a flattening per call. Nothing is donated.
+    """
+
+    def __init__(self, body: Callable[..., Any], form: Form) -> None:
+        self._form = form
+        self._interned: dict[Statics, Statics] = {}
+
+        @functools.wraps(body, updated=())
+        def packed(statics: Statics, arrays: Sequence[Any]) -> Any:
+            args, kwargs = statics.rebuilt(arrays)
+            return body(*args, **kwargs)
+
+        del packed.__wrapped__  # its signature is not the function's
+        self._jitted = jax.jit(packed, static_argnums=0)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted(*self._taken_apart(args, kwargs))
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted.trace(*self._taken_apart(args, kwargs))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted.lower(*self._taken_apart(args, kwargs))
+
+    def _taken_apart(self, args: Any, kwargs: Any) -> tuple[Statics, list[Any]]:
+        form = self._form
+        arrays, statics = split(args, kwargs, form.static_argnums, form.static_argnames)
+        # The same object for equal ones: jit then knows it by identity.
+        return self._interned.setdefault(statics, statics), arrays

@@ -30,6 +30,7 @@ Status = Literal[
 ]
 _LARGEST = sys.float_info.max
 PeakSource = Literal["measured", "xla", "device"]
+Data = Literal["real", "synthetic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ class Record:
         searched: the limits under which the search ran.
         noise: relative difference of two measurements of the default; None if there is only one.
         tuned_in_s: wall seconds that the tuning took.
+        data: whether it was measured on the caller's arrays or on stand-ins.
     """
 
     key: str
@@ -107,6 +109,7 @@ class Record:
     searched: Limits
     noise: float | None
     tuned_in_s: float
+    data: Data = "real"
 
 
 def to_json(record: Record) -> str:
@@ -147,6 +150,7 @@ def from_json(text: str) -> Record:
         searched=_limits(_checked("searched", data.get("searched"), dict)),
         noise=_number("noise", data.get("noise"), float, optional=True),
         tuned_in_s=_number("tuned_in_s", data.get("tuned_in_s"), float),
+        data=_one_of("data", data.get("data"), Data),
     )
 
 
@@ -197,7 +201,9 @@ def _number(name: str, value: Any, kind: type, *, optional: bool = False) -> Any
         raise ValueError(f"not a record: {name} is missing")
     accepted = isinstance(value, int) if kind is int else isinstance(value, int | float)
     if isinstance(value, bool) or not accepted or not 0 <= value <= _LARGEST:
-        raise ValueError(f"not a record: {name} must be a {kind.__name__} >= 0 and finite, got {value!r:.80}")
+        raise ValueError(
+            f"not a record: {name} must be a {kind.__name__} >= 0 and finite, got {value!r:.80}"
+        )
     return kind(value)
 
 

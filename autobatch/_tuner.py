@@ -18,11 +18,13 @@ import jax
 from autobatch import _measure, _memory
 from autobatch._bound import tree_bytes
 from autobatch._choose import choose, total_s
+from autobatch._eligibility import may_not_end
 from autobatch._errors import warn_once
 from autobatch._key import device_in_words
 from autobatch._measure import Instruments, Reference, Trial
+from autobatch._nesting import busy
 from autobatch._program import Program
-from autobatch._record import Limits, Outcome, PeakSource, Record, Status
+from autobatch._record import Data, Limits, Outcome, PeakSource, Record, Status
 from autobatch._search import candidates, left_out
 from autobatch._strategies import VMAP, Strategy, rows_at_once
 from autobatch._units import format_bytes, format_factor, format_seconds
@@ -43,30 +45,35 @@ _DEVICE = threading.RLock()
 """Held while candidates run, so that two tunings of one process do not disturb each other."""
 
 
+NewProgram = Callable[[], Program]
+"""Returns a fresh program of the mapped function."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What is to be tuned.
 
     Attributes:
         workload: the described call.
-        args, kwargs: the caller's arrays.
+        arrays: those of the call, or stand-ins.
         device: the `jax.Device` they are worked on.
         limits: the budget on this device.
         key, parts, name: as the record holds them.
         new_program: returns a fresh program; candidates never compile on one in service.
         also: strategies to measure besides those that the search picks.
+        data: whether `arrays` are the caller's arrays or stand-ins.
     """
 
     workload: Workload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arrays: tuple[Any, ...]
     device: Any
     limits: Limits
     key: str
     parts: Mapping[str, Any]
     name: str
-    new_program: Callable[[], Program]
+    new_program: NewProgram
     also: tuple[Strategy, ...] = ()
+    data: Data = "real"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +107,7 @@ def tune(
         ValueError, TypeError: what `jax.vmap` raises for this call.
         Interrupted: the user pressed Ctrl-C; it holds the record of what had been measured.
     """
-    with _DEVICE:
+    with _DEVICE, busy():
         return _Tuning(job, instruments).run(resume)
 
 
@@ -112,7 +119,8 @@ class _Tuning:
         self._trials: list[Trial] = []
         self._failures: list[Outcome] = []
         self._reference: Reference | None = None
-        self._argument_bytes = tree_bytes(jax.tree.leaves((job.args, job.kwargs)))
+        self._args, self._kwargs = job.workload.statics.rebuilt(job.arrays)
+        self._argument_bytes = tree_bytes(job.arrays)
         self._announced = False
         self._noise: float | None = None
 
@@ -122,6 +130,8 @@ class _Tuning:
         if resume is None:
             strategies = self._candidates(default)
             kept = left_out(self._job.workload.batch_size, strategies)
+            strategies, barred = self._ending(strategies)
+            kept += barred
         else:
             record, wanted = resume
             strategies = tuple(wanted)
@@ -166,10 +176,24 @@ class _Tuning:
             return strategies
         return tuple(sorted(strategies, key=lambda each: rows_at_once(each, rows)))
 
+    def _ending(
+        self, strategies: tuple[Strategy, ...]
+    ) -> tuple[tuple[Strategy, ...], tuple[Outcome, ...]]:
+        """Returns the strategies that will end, and outcomes of those that may not."""
+        row = self._job.workload.row
+        if row is None or not may_not_end(row):
+            return strategies, ()
+        reason = "may not end: vectorised, a loop inside a branch runs on rows not meant for it"
+        return tuple(each for each in strategies if each.family in ("map", "unrolled")), tuple(
+            Outcome(strategy=each, status="ineligible", reason=reason)
+            for each in strategies
+            if each.family in ("vmap", "chunked")
+        )
+
     def _trace(self, strategy: Strategy) -> Trial:
         job, program = self._job, self._job.new_program()
         program.prepare(job.workload, strategy)
-        trial = _measure.trace(strategy, program, job.args, job.kwargs)
+        trial = _measure.trace(strategy, program, self._args, self._kwargs)
         program.release()
         return trial
 
@@ -201,7 +225,7 @@ class _Tuning:
 
     def _run(self, trial: Trial) -> None:
         job, instruments = self._job, self._instruments
-        outputs = _measure.first_run(trial, job.args, job.kwargs, job.device, instruments)
+        outputs = _measure.first_run(trial, self._args, self._kwargs, job.device, instruments)
         if self._reference is None:
             self._reference = Reference(outputs)
         else:
@@ -210,16 +234,16 @@ class _Tuning:
                 self._fail(trial.strategy, "wrong-result", f"wrong result: {disagreement}", trial)
                 warn_once(
                     f"`{job.name}` mapped with {trial.strategy} gives a wrong result on "
-                    f"{device_in_words(job.device)}: {disagreement}. It is not used; please report it."
+                    f"{device_in_words(job.device)}: {disagreement}. It is not used."
                 )
                 return
         del outputs
         best = min((each.samples[0] for each in self._trials if each.samples), default=None)
-        _measure.calibrate(trial, best, job.args, job.kwargs, instruments)
+        _measure.calibrate(trial, best, self._args, self._kwargs, instruments)
         self._trials.append(trial)
 
     def _time(self) -> None:
-        job, instruments = self._job, self._instruments
+        instruments = self._instruments
         timed = [each for each in self._trials if each.samples[:1] != [each.first_run_s]]
         if not timed:
             return
@@ -227,8 +251,8 @@ class _Tuning:
         compiling = sum(each.compile_s or 0.0 for each in timed)
         _measure.time_rounds(
             [*timed, again],
-            job.args,
-            job.kwargs,
+            self._args,
+            self._kwargs,
             instruments,
             seconds=min(2.0, max(0.1, 0.25 * compiling)),
             deadline=self._deadline,
@@ -242,21 +266,30 @@ class _Tuning:
         return limit is None or count <= limit
 
     def _predicted(self, trial: Trial) -> int:
-        """Returns the bytes that a candidate may need: its bound, corrected by smaller chunks.
+        """Returns the bytes that a candidate may need: its bound, corrected by fewer rows at once.
 
-        Temporaries grow with the rows worked on at once; what fewer rows were measured to need,
-        scaled up with some reserve, may be far below the bound, which knows nothing of fusion.
+        The bound knows nothing of fusion, so it may be far too high; and nothing of what libraries
+        keep, so it may be too low. What the next smaller candidate was measured to need corrects
+        it both ways: temporaries grow with the rows worked on at once, with some reserve.
         """
         rows = self._job.workload.batch_size
         at_once = rows_at_once(trial.strategy, rows)
-        corrected: float = math.inf
-        for other in self._trials:
-            known, _ = self._peak(other, argument_bytes=0)
-            factor = at_once / max(1, rows_at_once(other.strategy, rows))
-            if other.growth_bytes is not None and 1 <= factor <= _TRUSTED_STEP:
-                needed = _SAFETY * factor * (known or 0)
-                corrected = min(corrected, self._argument_bytes + needed)
-        return min(trial.bound_bytes, int(min(corrected, 2**62)))
+        smaller = [
+            each
+            for each in self._trials
+            if each.growth_bytes is not None and rows_at_once(each.strategy, rows) <= at_once
+        ]
+        if not smaller:
+            return trial.bound_bytes
+        nearest = max(smaller, key=lambda each: rows_at_once(each.strategy, rows))
+        needed = self._peak(nearest, argument_bytes=0)[0] or 0
+        excess = (self._argument_bytes + needed) / max(1, nearest.bound_bytes)
+        if excess > 1:
+            return int(excess * trial.bound_bytes)
+        factor = at_once / max(1, rows_at_once(nearest.strategy, rows))
+        if factor > _TRUSTED_STEP:
+            return trial.bound_bytes
+        return min(trial.bound_bytes, int(self._argument_bytes + _SAFETY * factor * needed))
 
     def _fail_memory(self, strategy: Strategy, count: int, verb: str) -> None:
         limit = format_bytes(self._job.limits.memory_bytes)
@@ -303,6 +336,7 @@ class _Tuning:
             searched=replace(job.limits, tuning_s=tuning_s),
             noise=self._noise,
             tuned_in_s=elapsed,
+            data=job.data,
         )
 
     def _peak(self, trial: Trial, argument_bytes: int) -> tuple[int | None, PeakSource | None]:

@@ -6,6 +6,7 @@ mapped over the batch is in `_mapping`; what identifies a workload on disk is in
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from typing import Any
 import jax
 import jax.extend.core
 import numpy as np
+
+from autobatch._leaves import Statics, has_sparse
+from autobatch._nesting import busy
 
 _UNMAPPED = object()
 
@@ -47,17 +51,15 @@ class MapSpec:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Workload:
-    """A call of a mapped function, described. Leaves are those of `(args, kwargs)`, in order.
+class RowProgram:
+    """`fun` for one example, and how its operands and outputs are mapped. Plain data.
 
     Attributes:
-        jaxpr: `fun` for one example; its inputs are the leaves, its consts the closed-over arrays.
+        jaxpr: the program, without consts. Its operands are the closed-over arrays, then the
+            arrays of the call.
         batch_size: rows of the batch.
-        in_axes: for each leaf the mapped axis, counted from 0, or None.
+        in_axes: for each operand the mapped axis, counted from 0, or None.
         out_axes: for each output the batch axis of the result, counted from 0, or None.
-        in_tree: structure of `(args, kwargs)`.
-        out_tree: structure of `fun`'s result.
-        arguments: shape and dtype of each leaf, batch axis included.
         axis_name, spmd_axis_name: as `jax.vmap` takes them.
     """
 
@@ -65,83 +67,120 @@ class Workload:
     batch_size: int
     in_axes: tuple[int | None, ...]
     out_axes: tuple[int | None, ...]
-    in_tree: Any
-    out_tree: Any
-    arguments: tuple[jax.ShapeDtypeStruct, ...]
-    axis_name: Any
-    spmd_axis_name: Any
+    axis_name: Any = None
+    spmd_axis_name: Any = None
 
     @property
     def is_mapped(self) -> bool:
-        """Whether any argument has a batch axis."""
+        """Whether any operand has a batch axis."""
         return any(axis is not None for axis in self.in_axes)
 
-    @property
-    def output_avals(self) -> list[Any]:
-        """Abstract values of one example's outputs."""
-        return [each.aval for each in self.jaxpr.jaxpr.outvars]
 
-    def serves(self, leaves: list[Any], tree: Any) -> bool:
-        """Returns whether a call with these leaves has the shapes and dtypes described here."""
-        return tree == self.in_tree and all(
-            leaf.shape == argument.shape and leaf.dtype == argument.dtype
-            for leaf, argument in zip(leaves, self.arguments, strict=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workload:
+    """A call of a mapped function, described.
+
+    Attributes:
+        row: the program of one example; None if only `jax.vmap` itself can map this call.
+        consts: the closed-over arrays.
+        arguments: shape and dtype of each array of the call, batch axis included.
+        in_axes: for each array the mapped axis, counted from 0, or None.
+        batch_size: rows of the batch.
+        statics: what of the call is no array.
+        out_tree: structure of `fun`'s result.
+    """
+
+    row: RowProgram | None
+    consts: tuple[Any, ...]
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    in_axes: tuple[int | None, ...]
+    batch_size: int
+    statics: Statics
+    out_tree: Any
+
+    def serves(self, arrays: list[Any], statics: Statics) -> bool:
+        """Returns whether this describes a call with these arrays, by shape and dtype."""
+        return statics == self.statics and all(
+            array.shape == argument.shape and array.dtype == argument.dtype
+            for array, argument in zip(arrays, self.arguments, strict=True)
         )
 
 
-def describe(spec: MapSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Workload:
+class _SparseResult(Exception):
+    """Ends the description of a function whose result only `jax.vmap` can put together."""
+
+
+def describe(spec: MapSpec, arrays: list[Any], statics: Statics) -> Workload:
     """Returns the workload of a call; runs `fun` once, on one abstract example.
 
     Args:
         spec: the function and its axes.
-        args: positional arguments of the call, concrete or traced; only shapes are looked at.
-        kwargs: keyword arguments of the call, mapped on axis 0.
+        arrays: the arrays of the call, concrete or traced; only shapes are looked at.
+        statics: what else the call holds.
 
     Raises:
         ValueError, TypeError: whatever `jax.vmap` raises for this call, and what `fun` raises.
     """
-    traced: dict[str, Any] = {}
-
-    # Under a name of its own every time: JAX would remember the trace of `fun` itself, and with it
-    # closed-over values that may have changed since.
-    @functools.wraps(spec.fun, updated=())
-    def fun(*example: Any, **keywords: Any) -> Any:
-        return spec.fun(*example, **keywords)
+    traced: dict[str, Any] = {"jaxpr": None, "out_tree": None}
 
     @functools.wraps(spec.fun, updated=())
     def spy(*example: Any, **keywords: Any) -> Any:
-        jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*example, **keywords)
+        leaves, tree = jax.tree.flatten((example, keywords))
+        static = _positions(statics)
+
+        # A function of its own every time: JAX would remember the trace of `fun` itself, and with
+        # it closed-over values that may have changed since.
+        @functools.wraps(spec.fun, updated=())
+        def fun(*row: Any) -> Any:
+            args, kwargs = statics.rebuilt(row, tree)
+            return spec.fun(*args, **kwargs)
+
+        row = [leaf for position, leaf in enumerate(leaves) if position not in static]
+        jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*row)
+        if has_sparse(shapes):
+            raise _SparseResult
         traced.update(jaxpr=jaxpr, out_tree=jax.tree.structure(shapes))
         # vmap checks `out_axes` against trees and ranks, which a one-element array also has.
         return jax.tree.map(lambda leaf: np.zeros((1,) * len(leaf.shape), bool), shapes)
 
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        leaves, traced["in_tree"] = jax.tree.flatten((args, kwargs))
-        traced["arguments"] = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
-        return spec.vmapped(spy)(*args, **kwargs)
+    def whole(arrays: list[Any]) -> Any:
+        traced["arguments"] = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+        args, kwargs = statics.rebuilt(arrays)
+        # What holds a sparse array is not described: vmap slices it in its own way.
+        return spec.vmapped(spec.fun if has_sparse((args, kwargs)) else spy)(*args, **kwargs)
 
-    jax.eval_shape(whole, *args, **kwargs)
+    with busy(), contextlib.suppress(_SparseResult):
+        jax.eval_shape(whole, arrays)
     arguments = traced["arguments"]
-    in_axes = _flat_axes((_as_tuple(spec.in_axes), 0), (args, kwargs), arguments)
+    positions = [at for at in range(statics.tree.num_leaves) if at not in _positions(statics)]
+    axes = _flat((_as_tuple(spec.in_axes), 0), statics.rebuilt(arguments))
+    in_axes = tuple(
+        None if axis is None else axis % len(argument.shape)
+        for axis, argument in zip([axes[at] for at in positions], arguments, strict=True)
+    )
     sizes = [
         each.shape[axis] for each, axis in zip(arguments, in_axes, strict=True) if axis is not None
     ]
-    jaxpr, out_tree = traced["jaxpr"], traced["out_tree"]
-    ranks = [len(each.aval.shape) + 1 for each in jaxpr.jaxpr.outvars]
-    outputs = jax.tree.unflatten(out_tree, ranks)
+    batch_size = sizes[0] if sizes else spec.axis_size or 0
+    row, closed, out_tree = None, traced["jaxpr"], traced["out_tree"]
+    if closed is not None:
+        jaxpr = closed.jaxpr
+        row = RowProgram(
+            jaxpr=jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]),
+            batch_size=batch_size,
+            in_axes=(None,) * len(closed.consts) + in_axes,
+            out_axes=_out_axes(spec.out_axes, out_tree, jaxpr.outvars),
+            axis_name=spec.axis_name,
+            spmd_axis_name=spec.spmd_axis_name,
+        )
     return Workload(
-        jaxpr=jaxpr,
-        batch_size=sizes[0] if sizes else spec.axis_size or 0,
-        in_axes=in_axes,
-        out_axes=tuple(
-            axis % rank if axis is not None else None
-            for axis, rank in zip(_flat(spec.out_axes, outputs), ranks, strict=True)
-        ),
-        in_tree=traced["in_tree"],
-        out_tree=out_tree,
+        row=row,
+        consts=() if closed is None else tuple(closed.consts),
         arguments=arguments,
-        axis_name=spec.axis_name,
-        spmd_axis_name=spec.spmd_axis_name,
+        in_axes=in_axes,
+        batch_size=batch_size,
+        statics=statics,
+        out_tree=out_tree,
     )
 
 
@@ -168,10 +207,13 @@ def _flat(axes: Any, tree: Any) -> list[int | None]:
     ]
 
 
-def _flat_axes(
-    axes: Any, tree: Any, arguments: tuple[jax.ShapeDtypeStruct, ...]
-) -> tuple[int | None, ...]:
+def _out_axes(axes: Any, tree: Any, outputs: list[Any]) -> tuple[int | None, ...]:
+    ranks = [len(each.aval.shape) + 1 for each in outputs]
+    flat = _flat(axes, jax.tree.unflatten(tree, ranks)) if ranks else []
     return tuple(
-        axis % len(argument.shape) if axis is not None else None
-        for axis, argument in zip(_flat(axes, tree), arguments, strict=True)
+        None if axis is None else axis % rank for axis, rank in zip(flat, ranks, strict=True)
     )
+
+
+def _positions(statics: Statics) -> set[int]:
+    return {position for position, _, _ in statics.values}

@@ -23,7 +23,8 @@ from _common import (
 from autobatch import Budget, autobatch
 
 ROUNDS = 1000
-SMALL_CALLS, LEAVES_CALLS = 200, 20  # between one and two milliseconds, to fall between disturbances
+# One to two milliseconds, which mostly fall between the disturbances of a shared machine.
+SMALL_CALLS, LEAVES_CALLS = 200, 20
 # So few that vmap runs on one thread and is the fastest form: both sides run the same program.
 ROWS = (24, 32, 40, 48, 56)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 from _common import (
+    by_hand,
     in_new_process,
     median_and_spread,
     print_header,
@@ -28,34 +29,12 @@ from _functions import FUNCTIONS
 
 from autobatch import autobatch
 
-REPETITIONS_LEAST, REPETITIONS_MOST = 7, 25
-SECONDS = 210.0
+REPETITIONS_LEAST, REPETITIONS_MOST = 5, 25
+SECONDS = 200.0
 """For the repetitions of all functions together; the least number is done in any case."""
 PRECISE = 0.01
 """A function whose ratio is known this well gets no further repetition."""
 PARTS = ("describe", "eligible", "key", "store", "limits", "choose", "map")
-
-
-def by_hand(fun: Callable[..., Any], in_axes: Any, strategy: str) -> Callable[..., Any]:
-    """Returns what a user who knew the winner would have written."""
-    if strategy == "vmap":
-        return jax.jit(jax.vmap(fun, in_axes))
-    chunk = None if strategy == "map" else int(strategy.removeprefix("chunked:"))
-
-    def mapped(*args: Any) -> Any:
-        def one(rows: Any) -> Any:
-            remaining = iter(rows)
-            return fun(
-                *(
-                    arg if axis is None else next(remaining)
-                    for arg, axis in zip(args, in_axes, strict=True)
-                )
-            )
-
-        rows = [arg for arg, axis in zip(args, in_axes, strict=True) if axis is not None]
-        return jax.lax.map(one, rows, batch_size=chunk)
-
-    return jax.jit(mapped)
 
 
 def tune(name: str, store: str) -> str:
@@ -69,13 +48,11 @@ def first_call(name: str, store: str, strategy: str) -> float:
     fun, in_axes, args = FUNCTIONS[name]()
     jax.block_until_ready(args)
     start = time.perf_counter()
-    if strategy:
-        function = by_hand(fun, in_axes, strategy)
-    else:
-        function = autobatch(fun, in_axes, store=store)
+    recorded = not strategy
+    function = autobatch(fun, in_axes, store=store) if recorded else by_hand(fun, in_axes, strategy)
     jax.block_until_ready(function(*args))
     elapsed = time.perf_counter() - start
-    assert strategy or function.plan(*args).source == "record"
+    assert not recorded or function.plan(*args).source == "record"
     return elapsed
 
 

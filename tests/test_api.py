@@ -25,11 +25,10 @@ from autobatch import (
     NoViableStrategyError,
     RecordMissError,
     _planner,
-    _tuner,
     autobatch,
 )
-from autobatch._memory import DeviceMemory
 from autobatch._measure import Instruments
+from autobatch._memory import DeviceMemory
 from autobatch._program import Program
 
 ROWS = 6
@@ -59,7 +58,7 @@ def no_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("tuned where a plan was known")
 
-    monkeypatch.setattr(_tuner, "tune", fail)
+    monkeypatch.setattr(_planner, "tune", fail)
 
 
 def in_new_process(code: str) -> Any:
@@ -158,7 +157,9 @@ def test_plan_does_not_run_a_function_whose_plan_is_known(no_tuning: None) -> No
         return x
 
     def fun(x: Any) -> Any:
-        return jax.pure_callback(count, jax.ShapeDtypeStruct((), x.dtype), x, vmap_method="sequential")
+        return jax.pure_callback(
+            count, jax.ShapeDtypeStruct((), x.dtype), x, vmap_method="sequential"
+        )
 
     assert autobatch(fun, strategy="map").plan(rows()[:, 0]).source == "forced"
     assert runs == []
@@ -173,13 +174,13 @@ def test_two_functions_of_the_same_program_tune_once() -> None:
 
 def test_weak_strong_numpy_and_jax_arguments_share_one_tuning(monkeypatch: Any) -> None:
     tunings: list[int] = []
-    tune = _tuner.tune
+    tune = _planner.tune
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         tunings.append(1)
         return tune(*args, **kwargs)
 
-    monkeypatch.setattr(_tuner, "tune", counting)
+    monkeypatch.setattr(_planner, "tune", counting)
     batched = autobatch(lambda s, x: s * x, in_axes=(None, 0))
     for scalar in (2.0, np.float32(2), jnp.float32(2)):
         for x in (rows(), jnp.asarray(rows())):
@@ -291,7 +292,7 @@ def test_another_budget_chooses_again_without_measuring(
 ) -> None:
     x = rows()
     autobatch(row_sum, budget=Budget(expected_calls=1000))(x)
-    monkeypatch.setattr(_tuner, "tune", None)
+    monkeypatch.setattr(_planner, "tune", None)
     before = count_compiles()
     autobatch(row_sum, budget=Budget(expected_calls=1))(x)
     assert count_compiles() - before == 1
@@ -342,7 +343,9 @@ def test_what_does_not_fit_is_never_compiled(monkeypatch: Any) -> None:
 
 
 def test_nothing_fits_an_explicit_limit() -> None:
-    with pytest.raises(NoViableStrategyError, match=r"`outer_sum` \(64 rows\) fits memory=977 KiB") as e:
+    with pytest.raises(
+        NoViableStrategyError, match=r"`outer_sum` \(64 rows\) fits memory=977 KiB"
+    ) as e:
         autobatch(outer_sum, budget=Budget(memory=1_000_000))(rows(64, 1024))
     assert "(map)" in str(e.value)
 
@@ -405,13 +408,16 @@ def test_an_estimate_made_inside_a_trace_serves_no_concrete_call() -> None:
     jax.jit(batched)(x)
     sources: list[str] = []
     jax.jit(lambda x: sources.append(batched.plan(x).source))(x)
-    assert sources == ["estimate"]
+    assert sources == ["synthetic"]
     batched(x)
     assert batched.plan(x).source == "tuned"
 
 
-def test_nothing_is_measured_inside_a_trace(no_tuning: None) -> None:
-    jax.jit(autobatch(row_sum))(rows())
+def test_stand_ins_are_not_measured_where_values_decide(no_tuning: None) -> None:
+    def fun(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: x.sum() < 100, lambda x: x + 1, x)
+
+    jax.jit(autobatch(fun))(rows())
 
 
 def test_tune_inside_a_trace_is_an_error() -> None:

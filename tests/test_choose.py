@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import arbitrary
@@ -61,10 +62,7 @@ def brute_force(record: Record, limits: Limits) -> Strategy | None:
     """Returns the choice, by comparing every candidate with every other."""
     kept = 1 - min(0.99, max(LEAST_GAIN, record.noise or 0))
     viable = [each for each in record.outcomes if is_viable(each, limits)]
-    totals = {
-        each.strategy: each.compile_s + limits.expected_calls * each.run_s  # pyright: ignore
-        for each in viable
-    }
+    totals = {each.strategy: total_s(each, limits.expected_calls) for each in viable}
     contenders = [
         each
         for each in viable
@@ -127,7 +125,7 @@ def test_more_calls_switch_between_two_candidates_once_at_most(
     record = make_record(outcomes=(one, other), noise=noise)
     unlimited = make_limits(memory_bytes=None, memory_is_explicit=False, compile_s=1e9)
     choices = [choose(record, replace(unlimited, expected_calls=each)) for each in sorted(calls)]
-    assert sum(before != after for before, after in zip(choices, choices[1:], strict=False)) <= 1
+    assert sum(before != after for before, after in pairwise(choices)) <= 1
 
 
 def test_more_calls_favour_the_quicker_run_over_the_quicker_compile() -> None:
@@ -485,7 +483,7 @@ BAD_MEMORY = [
 
 @pytest.mark.parametrize("memory", BAD_MEMORY, ids=lambda value: repr(value)[:20])
 def test_bad_memory_says_what_is_allowed(memory: Any) -> None:
-    with pytest.raises(ValueError, match="memory must be .*'2GiB', '500MB', '80%' or None; got"):
+    with pytest.raises(ValueError, match=r"memory must be .*'2GiB', '500MB', '80%' or None; got"):
         Budget(memory=memory)
 
 

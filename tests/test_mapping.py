@@ -1,11 +1,13 @@
 """Every strategy is `jax.jit(jax.vmap(fun))`: values, dtypes, weak types and trees.
 
-Each check of meaning is also passed by `jax.jit(jax.vmap(fun))` itself, named "jax.vmap" here, so
-that the checks ask for vmap's meaning and not for ours.
+Where a test of meaning does not compare with `jax.jit(jax.vmap(fun))`, that itself, here called
+"jax.vmap", must pass it too.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,30 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import Function, program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autobatch._program import Program
-from autobatch._strategies import Strategy, balanced_chunk
-from autobatch._workload import MapSpec, equations
+from autobatch._strategies import balanced_chunk
+from autobatch._workload import equations
 
 Pair = namedtuple("Pair", ["one", "other"])
-Function = Callable[..., Any]
-
-
-def program(strategy: str, fun: Function, **options: Any) -> Any:
-    """Returns the jit object that maps `fun` in this way."""
-    if strategy == "jax.vmap":
-        return jax.jit(jax.vmap(fun, **options))
-    parsed = Strategy.parse(strategy)
-    return Program(MapSpec(fun=fun, **options), lambda workload, leaves: parsed).jitted
 
 
 def strategies(rows: int) -> list[str]:
     """Returns every strategy for a batch, with all chunk sizes that are special."""
     sizes = {1, 2, 3, rows - 1, rows, rows + 1, 2 * rows}
     return [
-        *("jax.vmap", "vmap", "map", "unrolled"),
+        *("vmap", "map", "unrolled"),
         *(f"chunked:{each}" for each in sorted(sizes) if each >= 1),
     ]
 
@@ -228,8 +221,8 @@ CASES = {
     ),
     "fft": case(lambda x: jnp.fft.rfft(x), lambda n: (floats(n, 8),)),
     "keys": case(
-        lambda key, x: (jax.random.split(key)[0], jax.random.normal(key, (3,)) * x),
-        lambda n: (KEYS[:n], floats(n)),
+        lambda key, x: (jax.random.fold_in(key, 3), jax.random.bits(key) + x),
+        lambda n: (KEYS[:n], integers(n, dtype=np.uint32)),
     ),
     "keys on another axis": case(
         lambda keys: keys[1],
@@ -241,25 +234,30 @@ CASES = {
         in_axes=(None, 0),
     ),
     "legacy keys": case(
-        lambda key: (jax.random.bits(key, (2,)), jax.random.split(key)), lambda n: (LEGACY[:n],)
+        lambda key: (jax.random.bits(key, (2,)), key), lambda n: (LEGACY[:n],)
     ),
     "legacy keys on axis 1": case(
-        lambda key: jax.random.permutation(key, 5), lambda n: (LEGACY[:n].T,), in_axes=1
+        lambda key: jax.random.bits(key), lambda n: (LEGACY[:n].T,), in_axes=1
     ),
     "dot with a library call": case(lambda x: (x @ x.T).sum(), lambda n: (floats(n, 40, 4),)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["jax.vmap", "vmap", "map", "unrolled", "chunked:3"])
+@functools.cache
+def expected(name: str) -> Any:
+    return jax.jit(jax.vmap(CASES[name].fun, **CASES[name].options))(*CASES[name].args(5))
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "map", "unrolled", "chunked:3"])
 @pytest.mark.parametrize("name", CASES)
 def test_mapping_is_vmap(name: str, strategy: str) -> None:
-    fun, options = CASES[name].fun, CASES[name].options
-    check(strategy, fun, *CASES[name].args(7), **options)
+    mapped = program(strategy, CASES[name].fun, **CASES[name].options)
+    assert_same(mapped(*CASES[name].args(5)), expected(name))
 
 
 VARIED = Case(
     fun=lambda key, i, x, w: {
-        "key": jax.random.fold_in(key, i),
+        "key": key,
         "sum": (x * w).sum(),
         "row": x[::-1],
         "constant": 2.0,
@@ -274,18 +272,24 @@ VARIED = Case(
 )
 
 
+@functools.cache
+def expected_of_varied(rows: int) -> Any:
+    return jax.jit(jax.vmap(VARIED.fun, **VARIED.options))(*VARIED.args(rows))
+
+
 @pytest.mark.parametrize(
     ("rows", "strategy"),
-    [(rows, each) for rows in (0, 1, 2, 6, 11) for each in strategies(rows)],
+    [(rows, each) for rows in (0, 1, 2, 6, 7) for each in strategies(rows)],
 )
 def test_every_size_and_chunk_size_is_vmap(rows: int, strategy: str) -> None:
-    check(strategy, VARIED.fun, *VARIED.args(rows), **VARIED.options)
+    mapped = program(strategy, VARIED.fun, **VARIED.options)
+    assert_same(mapped(*VARIED.args(rows)), expected_of_varied(rows))
 
 
-@pytest.mark.parametrize("strategy", ["jax.vmap", "vmap", "map", "unrolled", "chunked:3"])
+@pytest.mark.parametrize("strategy", ["vmap", "map", "unrolled", "chunked:3"])
 def test_all_pairs_of_axes_are_vmap(strategy: str) -> None:
     places = [0, 1, 2, -1, -3]
-    shapes = [list((2, 3, 4)) for _ in places]
+    shapes = [[2, 3, 4] for _ in places]
     for shape, axis in zip(shapes, places, strict=True):
         shape[axis] = 5
     check(
@@ -314,17 +318,24 @@ def test_nothing_mapped_is_vmap(strategy: str, out_axes: int | None) -> None:
     check(strategy, lambda x: x * 2, floats(3), in_axes=None, axis_size=5, out_axes=out_axes)
 
 
-@pytest.mark.parametrize("strategy", ["jax.vmap", "vmap", "map", "unrolled", "chunked:2"])
+@pytest.mark.parametrize("strategy", ["vmap", "map", "unrolled", "chunked:2"])
 def test_axis_name_that_nobody_uses_changes_nothing(strategy: str) -> None:
     check(strategy, lambda x: x + 1, floats(5), axis_name="batch", axis_size=5)
 
 
-@pytest.mark.parametrize("strategy", ["jax.vmap", "vmap", "map", "unrolled", "chunked:3"])
+@pytest.mark.parametrize("strategy", ["vmap", "map", "unrolled", "chunked:3"])
 def test_weak_arguments_stay_weak(strategy: str) -> None:
     weak = jnp.broadcast_to(jnp.asarray(2.5), (7,))
     assert weak.weak_type
     check(strategy, lambda x, y: (x, x * 2, x * y), weak, floats(7))
     check(strategy, lambda x, y: (x * 2, x, x * y), 2.5, floats(7), in_axes=(None, 0))
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "map", "unrolled", "chunked:3"])
+def test_doubles_stay_double(strategy: str) -> None:
+    with jax.enable_x64(True):
+        xs, count = floats(5, 3, dtype=np.float64), np.arange(5)
+        check(strategy, lambda x, i: (x * 2, i + 1, 1, 1.0, x.sum() > 0), xs, count)
 
 
 @pytest.mark.parametrize("strategy", ["jax.vmap", "vmap", "map", "unrolled", "chunked:3"])
@@ -348,7 +359,7 @@ def test_nan_and_infinities_stay(strategy: str) -> None:
     np.testing.assert_array_equal(mapped, jax.jit(jax.vmap(lambda x: (x, 1 / x, x * 10)))(xs))
 
 
-@pytest.mark.parametrize("strategy", ["jax.vmap", "vmap", "map", "unrolled", "chunked:3"])
+@pytest.mark.parametrize("strategy", ["vmap", "map", "unrolled", "chunked:3"])
 @pytest.mark.parametrize("around", ["jit", "vmap", "grad", "jvp"])
 def test_mapping_inside_a_transformation(strategy: str, around: str) -> None:
     mapped = program(strategy, lambda x, w: jnp.tanh(x * w).sum(), in_axes=(0, None))
@@ -356,7 +367,10 @@ def test_mapping_inside_a_transformation(strategy: str, around: str) -> None:
     xs, w = floats(7, 3), floats(3)
 
     def both(transform: Callable[[Function], Any]) -> None:
-        assert_same(jax.jit(transform(mapped))(xs, w), jax.jit(transform(bare))(xs, w))
+        ours, theirs = jax.jit(lambda *args: (transform(mapped)(*args), transform(bare)(*args)))(
+            xs, w
+        )
+        assert_same(ours, theirs)
 
     match around:
         case "jit":
@@ -386,8 +400,8 @@ def calls(draw: st.DrawFn) -> tuple[str, Function, list[Any], dict[str, Any]]:
     """Draws a strategy, a function of several leaves, its arguments and its axes."""
     rows = draw(st.sampled_from([0, 1, 2, 3, 4, 5, 7]))
     size = draw(st.integers(1, 2 * rows + 1))
-    strategy = draw(st.sampled_from(["jax.vmap", "vmap", "map", "unrolled"]) | st.just(None))
-    count = draw(st.integers(1, 3))
+    strategy = draw(st.sampled_from(["vmap", "map", "unrolled"]) | st.just(None))
+    count = draw(st.integers(1, 2))
     mapped = draw(st.lists(st.booleans(), min_size=count, max_size=count).filter(any))
     args, in_axes, places = [], [], []
     for is_mapped in mapped:
@@ -415,7 +429,7 @@ def calls(draw: st.DrawFn) -> tuple[str, Function, list[Any], dict[str, Any]]:
     return strategy or f"chunked:{size}", fun, [args] if nested else args, options
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(calls())
 def test_any_call_is_vmap(call: tuple[str, Function, list[Any], dict[str, Any]]) -> None:
     strategy, fun, args, options = call
@@ -425,17 +439,17 @@ def test_any_call_is_vmap(call: tuple[str, Function, list[Any], dict[str, Any]])
 # Chunks are `lax.map(batch_size=K)`, in a better form
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 10, 11, 12, 22])
-@pytest.mark.parametrize("name", ["floats", "keys", "while", "gradient", "trees"])
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 7, 8])
+@pytest.mark.parametrize("name", ["while", "complex64", "constants only"])
 def test_chunks_are_lax_map_with_that_batch_size(name: str, size: int) -> None:
-    fun, options = CASES[name].fun, CASES[name].options
-    if name in ("gradient", "trees"):  # lax.map has no axes
-        fun, options = (lambda x: jnp.cumsum(x) @ TABLE[0]), {}
-        args: tuple[Any, ...] = (floats(11, 3),)
-    else:
-        args = CASES[name].args(11)
+    fun, args = CASES[name].fun, CASES[name].args(7)
     theirs = jax.jit(lambda *args: jax.lax.map(lambda row: fun(*row), args, batch_size=size))
-    assert_same(program(f"chunked:{size}", fun, **options)(*args), theirs(*args))
+    ours = program(f"chunked:{size}", fun)(*args)
+    # lax.map does not keep weak types.
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs(*args))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs(*args)), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def loops(jaxpr: Any) -> list[Any]:
@@ -494,8 +508,8 @@ def test_argument_that_nobody_uses_is_not_passed_on() -> None:
 # Rows as a callback sees them
 
 
-@pytest.mark.parametrize("rows", [1, 2, 6, 7, 12])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 11, 12, 13])
+@pytest.mark.parametrize("rows", [1, 6, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 12])
 def test_chunks_are_balanced_and_hold_real_rows_only(rows: int, size: int) -> None:
     steps: list[list[int]] = []
 
@@ -513,7 +527,7 @@ def test_chunks_are_balanced_and_hold_real_rows_only(rows: int, size: int) -> No
     assert all(np.diff(each).tolist() == [1] * (len(each) - 1) for each in steps)
     assert {row for each in steps for row in each} == set(range(rows))
     if rows % size == 0:
-        assert sum(steps, []) == list(range(rows))
+        assert list(itertools.chain(*steps)) == list(range(rows))
 
 
 @pytest.mark.parametrize("strategy", ["jax.vmap", "map", "unrolled", "chunked:1", "chunked:2"])

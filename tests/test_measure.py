@@ -97,7 +97,8 @@ def test_one_disturbed_sample_throws_nobody_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "deadline", "rounds"), [(0.0, 1e9, _measure.ROUNDS_LEAST), (1e9, 1.5, 2), (0, -1, 0)]
+    ("seconds", "deadline", "rounds"),
+    [(0.0, 1e9, _measure.ROUNDS_LEAST), (1e9, 1.5, 2), (0, -1, 0)],
 )
 def test_rounds_end_when_enough_or_when_time_is_up(
     seconds: float, deadline: float, rounds: int
@@ -164,7 +165,7 @@ def test_large_outputs_are_compared_by_an_even_sample(monkeypatch: pytest.Monkey
     for column in range(100):  # whole wrong columns are seen, as whole wrong rows are
         wrong = expected.copy()
         wrong[:, column] = 0
-        assert (reference.disagreement(wrong) is None) == (column not in {
-            index % 100 for index in range(0, 10_000, reference._stride)
-        })
+        assert (reference.disagreement(wrong) is None) == (
+            column not in {index % 100 for index in range(0, 10_000, reference._stride)}
+        )
     assert reference.disagreement(expected * 2) is not None

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import described, program
 
-from autobatch._program import Program
-from autobatch._strategies import Strategy
+from autobatch._leaves import split
 from autobatch._workload import MapSpec, Workload, describe, equations
 
 Point = namedtuple("Point", ["x", "y"])
@@ -20,11 +20,6 @@ Point = namedtuple("Point", ["x", "y"])
 
 def ones(*shape: int) -> np.ndarray:
     return np.ones(shape, np.float32)
-
-
-def described(fun: Callable[..., Any], *args: Any, **options: Any) -> Workload:
-    kwargs = options.pop("kwargs", {})
-    return describe(MapSpec(fun=fun, **options), args, kwargs)
 
 
 # Tracing
@@ -48,11 +43,12 @@ def test_nothing_is_computed(count_compiles: Callable[[], int]) -> None:
     assert count_compiles() == before
 
 
-@pytest.mark.parametrize("leaf", [jax.ShapeDtypeStruct((5, 2), np.float32), ones(5, 2)])
-def test_shapes_are_enough(leaf: Any) -> None:
-    workload = described(lambda x: x + 1, leaf)
+def test_shapes_are_enough() -> None:
+    _, statics = split((ones(5, 2),), {})
+    shape = jax.ShapeDtypeStruct((5, 2), np.float32)
+    workload = describe(MapSpec(fun=lambda x: x + 1), [shape], statics)
     assert workload.batch_size == 5
-    assert workload.arguments == (jax.ShapeDtypeStruct((5, 2), np.float32),)
+    assert workload.arguments == (shape,)
 
 
 def test_arguments_may_be_traced() -> None:
@@ -70,12 +66,15 @@ def test_arguments_may_be_traced() -> None:
 def test_closed_over_arrays_are_constants_not_literals() -> None:
     table = jnp.arange(6.0)
     workload = described(lambda i: table[i], np.arange(5))
-    assert [each.shape for each in workload.jaxpr.consts] == [(6,)]
+    assert [each.shape for each in workload.consts] == [(6,)]
+    assert workload.row is not None
+    assert workload.row.in_axes == (None, 0)
 
 
 def test_outputs_of_one_example() -> None:
     workload = described(lambda x: (x.sum(), {"a": x}), ones(5, 3))
-    assert [each.shape for each in workload.output_avals] == [(), (3,)]
+    assert workload.row is not None
+    assert [each.aval.shape for each in workload.row.jaxpr.outvars] == [(), (3,)]
     assert workload.out_tree == jax.tree.structure((0, {"a": 0}))
 
 
@@ -83,17 +82,19 @@ def test_equations_include_inner_ones() -> None:
     def fun(x: jax.Array) -> jax.Array:
         return jax.lax.cond(x > 0, jax.jit(jnp.sin), lambda y: jax.lax.cos(y), x)
 
-    names = {each.primitive.name for each in equations(described(fun, ones(5)).jaxpr)}
+    row = described(fun, ones(5)).row
+    assert row is not None
+    names = {each.primitive.name for each in equations(row.jaxpr)}
     assert {"sin", "cos", "cond", "gt"} <= names
 
 
 def test_serves_the_same_shapes_only() -> None:
     workload = described(lambda x, y: x + y, ones(5), ones(5))
-    tree = workload.in_tree
-    assert workload.serves([ones(5), ones(5)], tree)
-    assert not workload.serves([ones(5), ones(6)], tree)
-    assert not workload.serves([ones(5), np.ones(5, np.int32)], tree)
-    assert not workload.serves([ones(5), ones(5)], jax.tree.structure(((0,), {"y": 0})))
+    statics = workload.statics
+    assert workload.serves([ones(5), ones(5)], statics)
+    assert not workload.serves([ones(5), ones(6)], statics)
+    assert not workload.serves([ones(5), np.ones(5, np.int32)], statics)
+    assert not workload.serves(*split((ones(5),), {"y": ones(5)}))
 
 
 # Misuse
@@ -169,10 +170,8 @@ MISUSES = {
 def test_misuse_raises_what_vmap_raises(misuse: Misuse, strategy: str) -> None:
     with pytest.raises(Exception) as bare:  # noqa: PT011  whatever it is
         jax.vmap(misuse.fun, **misuse.options)(*misuse.args, **misuse.kwargs)
-    spec = MapSpec(fun=misuse.fun, **misuse.options)
-    program = Program(spec, lambda workload, leaves: Strategy.parse(strategy))
     with pytest.raises(bare.type) as ours:
-        program.jitted.trace(*misuse.args, **misuse.kwargs)
+        program(strategy, misuse.fun, **misuse.options).trace(*misuse.args, **misuse.kwargs)
     assert ours.type is bare.type
 
 
@@ -238,7 +237,6 @@ def test_each_leaf_has_its_axis(args: Any, in_axes: Any, flat: tuple[int | None,
     workload = described(lambda *args: 1, *args, in_axes=in_axes)
     assert workload.in_axes == flat
     assert workload.batch_size == 5
-    assert workload.is_mapped
 
 
 def test_keywords_are_mapped_on_axis_0() -> None:
@@ -246,7 +244,7 @@ def test_keywords_are_mapped_on_axis_0() -> None:
         lambda x, *, a, b: x, ones(2), in_axes=(None,), kwargs={"b": ones(5, 1), "a": ones(5)}
     )
     assert workload.in_axes == (None, 0, 0)
-    assert workload.in_tree == jax.tree.structure(((0,), {"a": 0, "b": 0}))
+    assert workload.statics.tree == jax.tree.structure(((0,), {"a": 0, "b": 0}))
     assert [each.shape for each in workload.arguments] == [(2,), (5,), (5, 1)]
 
 
@@ -266,19 +264,24 @@ def test_each_output_has_its_axis(out_axes: Any, flat: tuple[int | None, ...]) -
     def fun(x: jax.Array) -> Any:
         return jnp.ones((2, 3)), {"a": jnp.ones(()), "b": jnp.ones(4)}
 
-    assert described(fun, ones(5), out_axes=out_axes).out_axes == flat
+    row = described(fun, ones(5), out_axes=out_axes).row
+    assert row is not None
+    assert row.out_axes == flat
 
 
 def test_none_in_the_result_is_no_output() -> None:
     workload = described(lambda x: (None, x), ones(5), out_axes=(None, 0))
-    assert workload.out_axes == (0,)
+    assert workload.row is not None
+    assert workload.row.out_axes == (0,)
     assert jax.tree.unflatten(workload.out_tree, [7]) == (None, 7)
 
 
-@pytest.mark.parametrize(("size", "mapped"), [(5, False), (0, False), (1, False)])
-def test_size_may_be_given_instead(size: int, mapped: bool) -> None:
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_size_may_be_given_instead(size: int) -> None:
     workload = described(identity, ones(3), in_axes=None, axis_size=size)
-    assert (workload.batch_size, workload.is_mapped) == (size, mapped)
+    assert workload.batch_size == size
+    assert workload.row is not None
+    assert not workload.row.is_mapped
 
 
 @pytest.mark.parametrize(
