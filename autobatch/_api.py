@@ -132,6 +132,7 @@ def autobatch(
     """
 
     def decorate(function: Callable[P, R]) -> BatchedFunction[P, R]:
+        argnums, argnames = _both(function, _tuple(static_argnums), _tuple(static_argnames))
         spec = MapSpec(
             fun=function,
             in_axes=in_axes,
@@ -139,6 +140,8 @@ def autobatch(
             axis_name=axis_name,
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
+            static_argnums=argnums,
+            static_argnames=argnames,
         )
         if budget is not None and not isinstance(budget, Budget):
             raise ValueError(f"budget must be an autobatch.Budget; got {budget!r}")
@@ -150,9 +153,8 @@ def autobatch(
             mode=None if tune is None else checked_mode(tune),
             store=store,
         )
-        argnums, argnames = _both(function, _tuple(static_argnums), _tuple(static_argnames))
         donation = Donation(argnums=_tuple(donate_argnums), argnames=_tuple(donate_argnames))
-        return BatchedFunction(spec, planner, argnums, argnames, donation)
+        return BatchedFunction(spec, planner, donation)
 
     return decorate if fun is None else decorate(fun)
 
@@ -160,25 +162,12 @@ def autobatch(
 class BatchedFunction(Generic[P, R]):
     """A function mapped over a batch; what `autobatch` returns. Call it as `jax.vmap(fun)`."""
 
-    def __init__(
-        self,
-        spec: MapSpec,
-        planner: Planner,
-        static_argnums: tuple[int, ...],
-        static_argnames: tuple[str, ...],
-        donation: Donation,
-    ) -> None:
+    def __init__(self, spec: MapSpec, planner: Planner, donation: Donation) -> None:
         spec.vmapped(spec.fun)  # vmap's own errors for wrong axes come from here
-        self._options = (spec, planner, static_argnums, static_argnames, donation)
+        self._options = (spec, planner, donation)
         self._planner = planner
         self.__wrapped__: Callable[..., Any] = spec.fun
-        self._dispatcher = Dispatcher(
-            spec,
-            planner,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donation=donation,
-        )
+        self._dispatcher = Dispatcher(spec, planner, donation)
         functools.update_wrapper(self, spec.fun, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,17 +34,8 @@ class Dispatcher:
             `Unplanned` for a signature that is not; then `settled` serves the call.
     """
 
-    def __init__(
-        self,
-        spec: MapSpec,
-        planner: Planner,
-        *,
-        static_argnums: Sequence[int],
-        static_argnames: Sequence[str],
-        donation: Donation,
-    ) -> None:
+    def __init__(self, spec: MapSpec, planner: Planner, donation: Donation) -> None:
         self._spec, self._planner, self._donation = spec, planner, donation
-        self._static: Any = (tuple(static_argnums), tuple(static_argnames))
         self._lock = threading.RLock()
         self._services: dict[Form, _Service] = {}
         self.serve: Serve = self._by_form
@@ -58,7 +49,7 @@ class Dispatcher:
 
         From then on every call is looked at before it goes to jit.
         """
-        if self.serve == self._by_form or form_of(args, kwargs, *self._static) in self._services:
+        if self.serve == self._by_form or self._form(args, kwargs) in self._services:
             return False
         self.serve = self._by_form
         return True
@@ -79,11 +70,14 @@ class Dispatcher:
         return self._service(args, kwargs).serve(*args, **kwargs)
 
     def _service(self, args: Any, kwargs: Any) -> _Service:
-        form = form_of(args, kwargs, *self._static)
+        form = self._form(args, kwargs)
         with self._lock:
             if form not in self._services:
                 self._services[form] = _Service(self, form)
         return self._services[form]
+
+    def _form(self, args: Any, kwargs: Any) -> Form:
+        return form_of(args, kwargs, self._spec.static_argnums, self._spec.static_argnames)
 
     def entered(self, service: _Service) -> None:
         """Lets calls go straight to the only service there is."""
@@ -108,6 +102,8 @@ class _Service:
 
     def _unserved(self, *args: Any, **kwargs: Any) -> Any:
         """Serves a call of which nothing is known."""
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            return self._spec.vmapped(self._spec.fun)(*args, **kwargs)
         if self._is_off():
             self.serve = self._off
             self._dispatcher.entered(self)

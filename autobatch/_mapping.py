@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import DropVar, Literal
 from jax.extend.core.primitives import convert_element_type_p
 
-from autobatch._strategies import Strategy, balanced_chunk
+from autobatch._strategies import VMAP, Strategy, balanced_chunk
 from autobatch._workload import RowProgram
 
 # Evaluated again in every step, these cost next to nothing and fuse into what uses them; kept
@@ -70,6 +70,14 @@ def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list
         axis_size=size,
         spmd_axis_name=row.spmd_axis_name,
     )(*operands)
+
+
+def check(row: RowProgram, operands: Sequence[Any]) -> None:
+    """Raises what `jax.vmap` raises for this program; computes nothing.
+
+    Other strategies would accept what vmap refuses.
+    """
+    jax.eval_shape(lambda *each: mapped(VMAP, row, each), *operands)
 
 
 def _unrolled(row: RowProgram, operands: Sequence[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from autobatch._eligibility import must_not_run, nothing_to_choose, only_vmap
 from autobatch._errors import IneligibleStrategyError, RecordMissError, warn_once
 from autobatch._estimate import bound, estimated
 from autobatch._key import digest, key_parts
-from autobatch._mapping import varying_axes
+from autobatch._mapping import check, varying_axes
 from autobatch._measure import Instruments
 from autobatch._program import Program
 from autobatch._record import Limits, Record
@@ -259,6 +259,8 @@ class Planner:
                     f"strategy={str(strategy)!r} would not keep the meaning of jax.vmap for "
                     f"`{self.name}`: {reason}. Use strategy='vmap', or none."
                 )
+        if strategy != VMAP and workload.row is not None:
+            check(workload.row, [*workload.consts, *arrays])
         return _unmeasured("forced", f"not measured: strategy={str(strategy)!r}", strategy=strategy)
 
     def _recorded(self, key: str) -> tuple[Record | None, Source]:

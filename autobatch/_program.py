@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from autobatch._derivative import mapped_with_derivatives
-from autobatch._leaves import Form, Statics, split, split_traced
+from autobatch._leaves import Form, Statics, form_of, split, split_traced
 from autobatch._strategies import Strategy
 from autobatch._workload import MapSpec, Workload, describe
 
@@ -29,6 +29,10 @@ class Unplanned(Exception):
     def __init__(self, workload: Workload) -> None:
         super().__init__("no plan for this call")
         self.workload = workload
+
+
+class Misrouted(TypeError):
+    """Raised out of a trace: a number stands where this jit object compiles an object in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,10 @@ class Program:
 
         @functools.wraps(spec.fun, updated=())
         def body(*args: Any, **kwargs: Any) -> Any:
+            if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+                return spec.vmapped(spec.fun)(*args, **kwargs)
+            if form_of(args, kwargs, spec.static_argnums, spec.static_argnames) != form:
+                raise Misrouted
             arrays, statics = split_traced(args, kwargs)
             if self._prepared is not None and self._prepared[0].serves(arrays, statics):
                 workload, strategy = self._prepared

@@ -29,6 +29,8 @@ class MapSpec:
     Attributes:
         fun: the per-example function.
         in_axes, out_axes, axis_name, axis_size, spmd_axis_name: as `jax.vmap` takes them.
+        static_argnums: positional arguments that are passed on as they are.
+        static_argnames: keyword arguments that are passed on as they are, and not mapped.
     """
 
     fun: Callable[..., Any]
@@ -37,9 +39,22 @@ class MapSpec:
     axis_name: Any = None
     axis_size: int | None = None
     spmd_axis_name: Any = None
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
 
     def vmapped(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `jax.vmap` of a stand-in for `fun`, under the user's axes."""
+        """Returns `jax.vmap` of `fun`, or of a stand-in for it, under the user's axes."""
+
+        @functools.wraps(fun, updated=())
+        def call(*args: Any, **kwargs: Any) -> Any:
+            static = {key: kwargs[key] for key in kwargs if key in self.static_argnames}
+            mapped = {key: kwargs[key] for key in kwargs if key not in static}
+            return self._vmap(functools.partial(fun, **static) if static else fun)(*args, **mapped)
+
+        self._vmap(fun)  # what vmap refuses without a call, it refuses now
+        return call
+
+    def _vmap(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         return jax.vmap(
             fun,
             in_axes=self.in_axes,

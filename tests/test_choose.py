@@ -263,14 +263,15 @@ def test_nothing_within_the_default_limit_gives_the_smallest_and_a_warning() -> 
     assert "2.0 GiB (chunked:64)" in decision.warning
 
 
-def test_what_was_predicted_to_fit_more_room_serves_before_what_does_not() -> None:
+@pytest.mark.parametrize("explicit", [True, False])
+def test_what_was_predicted_to_fit_more_room_serves_before_what_does_not(explicit: bool) -> None:
     record = make_record(
         outcomes=(
             make_outcome("vmap", status="over-memory", predicted_bytes=5 * GIB),
             make_outcome("map", status="over-memory", predicted_bytes=2 * GIB),
         )
     )
-    decision = decide(record, make_limits(memory_bytes=3 * GIB, memory_is_explicit=False))
+    decision = decide(record, make_limits(memory_bytes=3 * GIB, memory_is_explicit=explicit))
     assert str(decision.strategy) == "map"
 
 
