@@ -29,6 +29,7 @@ _UNITS = {"B": 1, "": 1}
 for _power, _letter in enumerate("kMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
     _UNITS[f"{_letter.upper()}iB"] = 1024**_power
+_MOST_BYTES = 2**63
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%]*)\s*")
 
 
@@ -58,14 +59,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         parse_memory(self.memory)
-        for name, least in (("compile_s", 0), ("tuning_s", 0), ("expected_calls", 1)):
+        for name, least, most in (
+            ("compile_s", 0, 1e9),
+            ("tuning_s", 0, 1e9),
+            ("expected_calls", 1, 1e15),
+        ):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not (least <= value < math.inf)
-            ):
-                raise ValueError(f"Budget.{name} must be a finite number >= {least}; got {value!r}")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and least <= value <= most):
+                allowed = f"a number from {least} to {most:g}"
+                raise ValueError(f"Budget.{name} must be {allowed}; got {value!r:.80}")
         if int(self.expected_calls) != self.expected_calls:
             raise ValueError(f"Budget.expected_calls must be whole; got {self.expected_calls!r}")
 
@@ -82,16 +85,16 @@ def parse_memory(memory: int | str | None) -> int | float | None:
     allowed = "memory must be a positive number of bytes, '2GiB', '500MB', '80%' or None"
     if memory is None:
         return None
-    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+    if isinstance(memory, int) and not isinstance(memory, bool) and 0 < memory < _MOST_BYTES:
         return memory
     match = _MEMORY.fullmatch(memory) if isinstance(memory, str) else None
     if match:
         number, unit = float(match[1]), match[2]
         if unit == "%" and 0 < number <= 100:
             return number / 100
-        if unit in _UNITS and number * _UNITS[unit] >= 1:
+        if unit in _UNITS and 1 <= number * _UNITS[unit] < _MOST_BYTES:
             return int(number * _UNITS[unit])
-    raise ValueError(f"{allowed}; got {memory!r}")
+    raise ValueError(f"{allowed}; got {memory!r:.80}")
 
 
 def resolve(
@@ -197,9 +200,11 @@ def decide(record: Record, limits: Limits) -> Decision:
     if strategy is not None:
         return Decision(strategy=strategy)
     least = smallest(record)
-    if least is None or limits.memory_bytes is None or (_need(least) or 0) <= limits.memory_bytes:
+    if least is None or limits.memory_bytes is None:
         barred = {each.strategy for each in record.outcomes if each.status == "ineligible"}
         return Decision(strategy=MAP if VMAP in barred else VMAP)
+    if (_need(least) or 0) <= limits.memory_bytes:  # not measured, but predicted to fit by now
+        return Decision(strategy=least.strategy)
     count, what = len(record.outcomes), f"`{record.name}` ({record.batch_size} rows)"
     found = "measured" if least.peak_bytes is not None else "predicted"
     message = (
@@ -286,8 +291,10 @@ def _objection(outcome: Outcome, limits: Limits) -> str | None:
         return outcome.reason or outcome.status
     if outcome.compile_s is None or outcome.run_s is None:
         return "incomplete measurement"
-    if limits.memory_bytes is not None and (outcome.peak_bytes or 0) > limits.memory_bytes:
-        return f"needs {format_bytes(outcome.peak_bytes)} of {format_bytes(limits.memory_bytes)}"
+    need = _need(outcome)
+    if limits.memory_bytes is not None and need is not None and need > limits.memory_bytes:
+        verb = "needs" if outcome.peak_bytes is not None else "may need"
+        return f"{verb} {format_bytes(need)} of {format_bytes(limits.memory_bytes)}"
     if outcome.compile_s > limits.compile_s:
         allowed = format_seconds(limits.compile_s)
         return f"compiles for {format_seconds(outcome.compile_s)} of {allowed} allowed"

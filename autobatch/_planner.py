@@ -14,7 +14,7 @@ import jax
 
 from autobatch._bound import tree_bytes
 from autobatch._choose import Budget, Plan, Source, blank, decide, explained, resolve, to_resume
-from autobatch._eligibility import must_not_run, nothing_to_choose, only_vmap
+from autobatch._eligibility import effect_of, must_not_run, nothing_to_choose, only_vmap
 from autobatch._errors import IneligibleStrategyError, RecordMissError, warn_once
 from autobatch._estimate import bound, estimated
 from autobatch._key import digest, key_parts
@@ -254,6 +254,9 @@ class Planner:
         at_once = strategy.chunk_size if strategy.family == "chunked" else None
         if strategy != VMAP and (at_once is None or at_once < workload.batch_size):
             reason = None if nothing_to_choose(workload) else only_vmap(workload, arrays)
+            effect = None if workload.row is None else effect_of(workload.row)
+            if reason is None and effect is not None:
+                reason = f"its effects ({effect}) would happen another number of times"
             if reason is not None:
                 raise IneligibleStrategyError(
                     f"strategy={str(strategy)!r} would not keep the meaning of jax.vmap for "

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from autobatch._strategies import Strategy
 
@@ -133,15 +133,17 @@ def from_json(text: str) -> Record:
             since the text may be anybody's.
     """
     try:
-        data = _checked("record", json.loads(text), dict)
+        data = _checked("record", json.loads(text, parse_constant=_refused), dict)
     except RecursionError:
         raise ValueError("not a record: nested too deeply") from None
-    if data.get("schema") != SCHEMA:
+    schema = data.pop("schema", None)
+    if type(schema) is not int or schema != SCHEMA:
         raise ValueError(f"not a record of schema {SCHEMA}")
+    _known(data, Record)
     outcomes = _checked("outcomes", data.get("outcomes"), list)
     return Record(
         key=_checked("key", data.get("key"), str),
-        parts=_checked("parts", data.get("parts"), dict),
+        parts=_parts(_checked("parts", data.get("parts"), dict)),
         name=_checked("name", data.get("name"), str),
         batch_size=_number("batch_size", data.get("batch_size"), int),
         device=_checked("device", data.get("device"), str),
@@ -152,6 +154,19 @@ def from_json(text: str) -> Record:
         tuned_in_s=_number("tuned_in_s", data.get("tuned_in_s"), float),
         data=_one_of("data", data.get("data"), Data),
     )
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"not a record: {constant} is no number")
+
+
+def _parts(data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parts of a key: numbers, texts, and lists of them."""
+    for name, value in data.items():
+        values = cast(list[Any], value) if isinstance(value, list) else [value]
+        if not all(each is None or isinstance(each, str | int | float) for each in values):
+            raise ValueError(f"not a record: part {name:.80} is {value!r:.80}")
+    return data
 
 
 def _outcome(data: dict[str, Any]) -> Outcome:

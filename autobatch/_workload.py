@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core
 import numpy as np
 
@@ -155,6 +156,10 @@ def describe(spec: MapSpec, arrays: list[Any], statics: Statics) -> Workload:
         if has_sparse(shapes):
             raise _SparseResult
         traced.update(jaxpr=jaxpr, out_tree=jax.tree.structure(shapes))
+        if None in jax.tree.leaves(spec.out_axes, is_leaf=lambda axis: axis is None):
+            # Whether an output without an axis depends on the row, only vmap itself can tell.
+            outputs = jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *row)
+            return jax.tree.unflatten(traced["out_tree"], outputs)
         # vmap checks `out_axes` against trees and ranks, which a one-element array also has.
         return jax.tree.map(lambda leaf: np.zeros((1,) * len(leaf.shape), bool), shapes)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import statistics
 import subprocess
@@ -92,7 +93,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def in_new_process(*command: str) -> Any:
     """Runs this Python with `command` and returns the JSON of the last line that it printed."""
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    # Python keeps bytecode unless told not to; without it importing would time the compiler.
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"a child failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -150,7 +150,12 @@ def functions() -> dict[str, tuple[Any, tuple[int | None, ...], tuple[Any, ...],
             48,
         ),
         "curvature": (curvature, (None, 0), (network, _normal(11, 1999, 16)), 32),
-        "fixed_point": (fixed_point, (0,), (jax.random.uniform(jax.random.key(12), (4001, 64)),), 500),
+        "fixed_point": (
+            fixed_point,
+            (0,),
+            (jax.random.uniform(jax.random.key(12), (4001, 64)),),
+            500,
+        ),
         "ranks": (
             ranks,
             (0, 0),

@@ -22,9 +22,9 @@ from _common import (
 
 from autobatch import Budget, autobatch
 
-ROUNDS = 1000
-# One to two milliseconds, which mostly fall between the disturbances of a shared machine.
-SMALL_CALLS, LEAVES_CALLS = 200, 20
+ROUNDS = 4000
+# A third of a millisecond, so that most samples fall between the disturbances of a shared machine.
+SMALL_CALLS, LEAVES_CALLS = 50, 4
 # So few that vmap runs on one thread and is the fastest form: both sides run the same program.
 ROWS = (24, 32, 40, 48, 56)
 

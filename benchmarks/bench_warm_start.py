@@ -34,7 +34,16 @@ SECONDS = 200.0
 """For the repetitions of all functions together; the least number is done in any case."""
 PRECISE = 0.01
 """A function whose ratio is known this well gets no further repetition."""
-PARTS = ("describe", "eligible", "key", "store", "limits", "choose", "map")
+PARTS = {
+    "describe": ("describe",),
+    "eligible": ("nothing_to_choose", "only_vmap", "must_not_run"),
+    "key": ("key_parts", "digest"),
+    "store": ("_store", "open_store", "get"),
+    "limits": ("_limits",),
+    "choose": ("decide", "explained", "to_resume"),
+    "map": ("mapped",),
+}
+"""The functions and methods of autobatch that each part of a first call consists of."""
 
 
 def tune(name: str, store: str) -> str:
@@ -57,7 +66,7 @@ def first_call(name: str, store: str, strategy: str) -> float:
 
 
 def parts(name: str, store: str, strategy: str) -> dict[str, float]:
-    """Child: returns the seconds of every part of a first call, or of the winner's tracing."""
+    """Child: returns the seconds of the parts of a first call, or of tracing by hand."""
     fun, in_axes, args = FUNCTIONS[name]()
     jax.block_until_ready(args)
     if strategy:
@@ -66,36 +75,30 @@ def parts(name: str, store: str, strategy: str) -> dict[str, float]:
         function.trace(*args)
         return {"by hand": time.perf_counter() - start}
 
-    from autobatch import _api, _planner, _program
-    from autobatch._store import Store
+    from autobatch import _planner, _store
 
     spent = dict.fromkeys(PARTS, 0.0)
-    for part, place, attribute in (
-        ("describe", _api, "describe"),
-        ("describe", _program, "describe"),
-        ("eligible", _planner, "only_vmap"),
-        ("eligible", _planner, "must_not_run"),
-        ("key", _planner, "key_parts"),
-        ("key", _planner, "digest"),
-        ("store", _planner.Planner, "_store"),
-        ("store", Store, "get"),
-        ("limits", _planner.Planner, "_limits"),
-        ("choose", _planner, "decide"),
-        ("choose", _planner, "explained"),
-        ("map", _program, "mapped"),
-    ):
-        setattr(place, attribute, _timed(getattr(place, attribute), spent, part))
+    modules = [each for name, each in sys.modules.items() if name.startswith("autobatch._")]
+    for part, names in PARTS.items():
+        for name in names:
+            for place in (*modules, _planner.Planner, _store.Store):
+                if callable(getattr(place, name, None)):
+                    setattr(place, name, _timed(getattr(place, name), spent, part))
     jax.block_until_ready(autobatch(fun, in_axes, store=store)(*args))
     return spent
 
 
 def _timed(function: Callable[..., Any], spent: dict[str, float], part: str) -> Callable[..., Any]:
+    """Returns the function, which adds its time to its part unless another part of it does."""
+
     def timed(*args: Any, **kwargs: Any) -> Any:
+        before = sum(spent.values())
         start = time.perf_counter()
         try:
             return function(*args, **kwargs)
         finally:
-            spent[part] += time.perf_counter() - start
+            inside = sum(spent.values()) - before
+            spent[part] += time.perf_counter() - start - inside
 
     return timed
 

@@ -505,12 +505,12 @@ HUGE = pytest.param(10**400, id="huge")  # an integer beyond every float
 @pytest.mark.parametrize("value", [-1, -0.5, math.nan, math.inf, True, None, "60", [], HUGE])
 @pytest.mark.parametrize("field", ["compile_s", "tuning_s", "expected_calls"])
 def test_bad_number_says_what_is_allowed(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"Budget.{field} must be a finite number >= [01]; got"):
+    with pytest.raises(ValueError, match=rf"Budget.{field} must be a number from [01] to 1e"):
         Budget(**{field: value})
 
 
 def test_calls_are_whole_and_one_at_least() -> None:
-    with pytest.raises(ValueError, match="expected_calls must be a finite number >= 1; got 0"):
+    with pytest.raises(ValueError, match="expected_calls must be a number from 1 to"):
         Budget(expected_calls=0)
     with pytest.raises(ValueError, match=r"expected_calls must be whole; got 1.5"):
         Budget(expected_calls=1.5)  # pyright: ignore[reportArgumentType]

@@ -27,6 +27,7 @@ LAYERS = (
     {"_program", "_store"},
     {"_derivative", "_synthetic"},
     {"_eligibility", "_key", "_mapping", "_memory", "_search"},
+    {"_hoisting"},
     {"_devices", "_workload"},
     {"_leaves", "_nesting"},
     {"_report"},
