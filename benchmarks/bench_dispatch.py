@@ -11,14 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from _common import (
-    median_and_spread,
-    print_header,
-    print_table,
-    ratios,
-    verdict,
-    with_spread,
-)
+from _common import median_and_spread, print_header, print_table, verdict
 
 from autobatch import Budget, autobatch
 
@@ -37,7 +30,7 @@ class Contest:
     reference: Callable[..., Any]
     contender: Callable[..., Any]
     calls: list[tuple[Any, Any]]
-    extra_us: float | None = None
+    more_us: float | None = None
     ratio: float | None = None
     seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
@@ -48,23 +41,29 @@ class Contest:
             seconds.append(_seconds_per_call(function, self.calls))
 
     def row(self) -> list[str]:
-        reference, contender = self.seconds
-        extra = [b - a for a, b in zip(reference, contender, strict=True)]
-        bars = ""
-        if self.extra_us is not None:
-            bars = verdict(1e6 * median_and_spread(extra)[0], self.extra_us, unit=" us")
+        """Returns the figures as text.
+
+        What is more is the difference of two medians: where many samples are disturbed, that of
+        the differences is far less stable.
+        """
+        reference, reference_spread = median_and_spread(self.seconds[0])
+        contender, contender_spread = median_and_spread(self.seconds[1])
+        more_us, ratio = 1e6 * (contender - reference), contender / reference
+        bar = ""
+        if self.more_us is not None:
+            bar = verdict(more_us, self.more_us, unit=" us")
         if self.ratio is not None:
-            bars = verdict(median_and_spread(ratios(contender, reference))[0], self.ratio)
+            bar = verdict(ratio, self.ratio)
         plan = getattr(self.contender, "plan", None)
         chosen = {str(plan(*call).strategy) for call in self.calls[: len(ROWS)]} if plan else {"-"}
         return [
             self.name,
             ", ".join(sorted(chosen)),
-            with_spread(reference, factor=1e6),
-            with_spread(contender, factor=1e6),
-            with_spread(extra, factor=1e6),
-            with_spread(ratios(contender, reference)),
-            bars,
+            f"{1e6 * reference:.2f} +-{1e6 * reference_spread:.2f}",
+            f"{1e6 * contender:.2f} +-{1e6 * contender_spread:.2f}",
+            f"{more_us:.2f}",
+            f"{ratio:.2f}",
+            bar,
         ]
 
 

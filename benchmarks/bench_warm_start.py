@@ -1,12 +1,14 @@
 """What does the first call of a new process cost with a record, over the winner written by hand?
 
-Both sides run in new processes, in turn. Importing jax and autobatch and making the arguments is
-not timed; decorating and the first call, until its result is there, are.
+Both sides run in new processes, in turn, forked from one that has imported jax and autobatch and
+done nothing else. Making the arguments is not timed; decorating and the first call, until its
+result is there, are.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -16,7 +18,6 @@ from typing import Any
 import jax
 from _common import (
     by_hand,
-    in_new_process,
     median_and_spread,
     print_header,
     print_table,
@@ -30,7 +31,7 @@ from _functions import FUNCTIONS
 from autobatch import autobatch
 
 REPETITIONS_LEAST, REPETITIONS_MOST = 5, 25
-SECONDS = 200.0
+SECONDS = 150.0
 """For the repetitions of all functions together; the least number is done in any case."""
 PRECISE = 0.01
 """A function whose ratio is known this well gets no further repetition."""
@@ -103,9 +104,9 @@ def _timed(function: Callable[..., Any], spent: dict[str, float], part: str) -> 
     return timed
 
 
-def compare(store: str) -> None:
+def compare(new_process: Callable[..., Any], store: str) -> None:
     """Prints the table of ratios, and that of the parts."""
-    winners = {name: in_new_process(__file__, "tune", name, store) for name in FUNCTIONS}
+    winners = {name: new_process(tune, (name, store)) for name in FUNCTIONS}
     seconds: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in FUNCTIONS}
     deadline = time.perf_counter() + SECONDS
     for repetition in range(REPETITIONS_MOST):
@@ -117,7 +118,7 @@ def compare(store: str) -> None:
                 continue
             sides = [(hand, winners[name]), (record, "")]
             for samples, strategy in sides if repetition % 2 else sides[::-1]:
-                samples.append(in_new_process(__file__, "first_call", name, store, strategy))
+                samples.append(new_process(first_call, (name, store, strategy)))
 
     rows = []
     for name, (hand, record) in seconds.items():
@@ -142,8 +143,8 @@ def compare(store: str) -> None:
     print("\nWhere it goes, in milliseconds (medians of 3); by hand there is the tracing alone")
     rows = []
     for name, winner in winners.items():
-        hand = [in_new_process(__file__, "parts", name, store, winner) for _ in range(3)]
-        ours = [in_new_process(__file__, "parts", name, store, "") for _ in range(3)]
+        hand = [new_process(parts, (name, store, winner)) for _ in range(3)]
+        ours = [new_process(parts, (name, store, "")) for _ in range(3)]
         middles = [median_and_spread([each[part] for each in ours])[0] for part in PARTS]
         tracing = median_and_spread([each["by hand"] for each in hand])[0]
         rows.append(
@@ -155,14 +156,13 @@ def compare(store: str) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        command, *arguments = sys.argv[1:]
-        children = {"tune": tune, "first_call": first_call, "parts": parts}
-        print(json.dumps(children[command](*arguments)))
-        return
-    print_header("The first call of a new process with a record, over the winner by hand, in ms")
-    with tempfile.TemporaryDirectory() as store:
-        compare(store)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # importing would time the compiler
+    processes = multiprocessing.get_context("forkserver")  # it imports this module, and then forks
+    with processes.Pool(1, maxtasksperchild=1) as pool, tempfile.TemporaryDirectory() as store:
+        print_header(
+            "The first call of a new process with a record, over the winner by hand, in ms"
+        )
+        compare(pool.apply, store)
 
 
 if __name__ == "__main__":

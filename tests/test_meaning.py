@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from same import assert_same
 
 from autobatch import IneligibleStrategyError, autobatch
 
@@ -37,23 +38,6 @@ def wrap(request: pytest.FixtureRequest) -> Wrap:
 
 def rows(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def assert_same(got: Any, want: Any) -> None:
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        if a.dtype == jax.dtypes.float0:
-            continue
-        assert jax.typeof(a).weak_type == jax.typeof(b).weak_type
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        np.testing.assert_allclose(
-            np.asarray(a).astype(np.complex128),
-            np.asarray(b).astype(np.complex128),
-            rtol=1e-4,
-            atol=1e-5,
-        )
 
 
 # Objects and static arguments.
