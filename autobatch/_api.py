@@ -170,7 +170,7 @@ class BatchedFunction(Generic[P, R]):
         self._dispatcher = Dispatcher(spec, planner, donation)
         functools.update_wrapper(self, spec.fun, updated=())
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Returns `jax.vmap(fun)(*args, **kwargs)`; tunes if there is no plan for these shapes.
 
         Raises:
@@ -190,7 +190,7 @@ class BatchedFunction(Generic[P, R]):
             return self(*args, **kwargs)
         return dispatcher.settled(workload, args, kwargs)
 
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+    def plan(self, /, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Returns the plan for these shapes; tunes if there is none. Does not run the function.
 
         Raises:
@@ -201,7 +201,7 @@ class BatchedFunction(Generic[P, R]):
         """
         return self._dispatcher.planned(args, kwargs)[1].plan
 
-    def explain(self, *args: P.args, **kwargs: P.kwargs) -> str:
+    def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
         """Returns a table of every candidate for these shapes; tunes if there is no plan.
 
         Raises:
@@ -221,7 +221,7 @@ class BatchedFunction(Generic[P, R]):
             versions=f"jax {jax.__version__}",
         )
 
-    def tune(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+    def tune(self, /, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Measures again on these arrays, replaces the record, and returns the new plan.
 
         Raises:
@@ -235,7 +235,7 @@ class BatchedFunction(Generic[P, R]):
             )
         return self._dispatcher.planned(args, kwargs, anew=True)[1].plan
 
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
+    def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
         """Returns the chosen program for these shapes, lowered; tunes if there is no plan.
 
         Raises:
@@ -270,7 +270,7 @@ class BoundFunction:
         functools.update_wrapper(self, batched, updated=())
         self.__wrapped__ = types.MethodType(batched.__wrapped__, instance)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Returns the mapped method's result; see `BatchedFunction.__call__`."""
         return self.__func__(self.__self__, *args, **kwargs)
 

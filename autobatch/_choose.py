@@ -224,6 +224,11 @@ def margin(record: Record) -> float:
     return min(max(LEAST_GAIN, record.noise or 0.0), 0.99)
 
 
+def is_measured(record: Record) -> bool:
+    """Returns whether anything was measured at all."""
+    return any(each.status == "measured" for each in record.outcomes)
+
+
 def smallest(record: Record) -> Outcome | None:
     """Returns the outcome with the least known or predicted need, for when nothing fits."""
     usable: tuple[Status, ...] = ("measured", "over-memory")

@@ -48,6 +48,24 @@ def several_devices(leaves: Iterable[Any]) -> bool:
     )
 
 
+def is_sharding_in_force() -> bool:
+    """Returns whether `jax.set_mesh` says how arrays made here are spread over devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return any(each != jax.sharding.AxisType.Manual for each in mesh.axis_types)
+
+
+def is_inside_shard_map() -> bool:
+    """Returns whether code runs per device, over some axis of a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return any(each == jax.sharding.AxisType.Manual for each in mesh.axis_types)
+
+
+@functools.cache
+def several_local_devices() -> bool:
+    """Returns whether this process has several devices to spread an array over."""
+    return jax.local_device_count() > 1
+
+
 def under_trace(leaves: Iterable[Any]) -> bool:
     """Returns whether a call happens inside a transformation, where nothing may be measured.
 

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 
 from autobatch._choose import Plan, blank
-from autobatch._devices import device_of, several_kinds, under_trace
+from autobatch._devices import device_of, several_kinds, several_local_devices, under_trace
 from autobatch._leaves import Form, Statics, form_of, split
 from autobatch._planner import Planned, Planner
 from autobatch._program import Donation, Program, Resolve, Unplanned, jit_object
@@ -66,7 +67,7 @@ class Dispatcher:
         """
         return self._service(args, kwargs).planned(args, kwargs, anew=anew)
 
-    def _by_form(self, *args: Any, **kwargs: Any) -> Any:
+    def _by_form(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._service(args, kwargs).serve(*args, **kwargs)
 
     def _service(self, args: Any, kwargs: Any) -> _Service:
@@ -100,7 +101,7 @@ class _Service:
 
     # What follows happens once per signature.
 
-    def _unserved(self, *args: Any, **kwargs: Any) -> Any:
+    def _unserved(self, /, *args: Any, **kwargs: Any) -> Any:
         """Serves a call of which nothing is known."""
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             return self._spec.vmapped(self._spec.fun)(*args, **kwargs)
@@ -135,7 +136,8 @@ class _Service:
         if self._is_off():
             plan = Plan(strategy=VMAP, source="off", outcomes=blank("tuning is off"), key="")
             return workload, Planned(plan=plan), self._off
-        if under_trace(jax.tree.leaves((args, kwargs))):
+        leaves = jax.tree.leaves((args, kwargs))
+        if under_trace(leaves) or any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
             device = device_of(())
             planned = self._planner.inside(workload, arrays, device, self._new_program(device))
             return workload, planned, self._traced.jitted
@@ -216,18 +218,18 @@ class _Service:
     def _enter(self, workload: Workload, args: Any, kwargs: Any, serve: Serve) -> None:
         """Puts a callable into service for calls like this one."""
         if self._probe is None:
-            self._probe = _probe(workload)
-        self._table[self._table_key(args, kwargs)] = serve
-        if len(self._table) == 1 and not several_kinds():
+            self._probe = _probe(workload, args, kwargs)
+        self._table[self._key_of(args, kwargs)] = serve
+        if len(self._table) == 1 and not several_kinds() and not several_local_devices():
             self.serve = serve
         else:
             self.serve = self._by_shape()
         self._dispatcher.entered(self)
 
     def _by_shape(self) -> Serve:
-        table, probe, unserved, key_of = self._table, self._probe, self._unserved, self._table_key
+        table, probe, unserved, key_of = self._table, self._probe, self._unserved, self._key_of
         assert probe is not None
-        if several_kinds():
+        if several_kinds() or several_local_devices():
             return lambda *args, **kwargs: table.get(key_of(args, kwargs), unserved)(
                 *args, **kwargs
             )
@@ -241,28 +243,37 @@ class _Service:
 
         return serve
 
-    def _table_key(self, args: Any, kwargs: Any) -> Any:
+    def _key_of(self, args: Any, kwargs: Any) -> Any:
+        """Returns what a call is looked up by: the first mapped argument's shape.
+
+        With several kinds of devices also where it lies, since jit would take one trace for all;
+        with several devices of a kind nothing if it is traced, since its sharding is not known.
+        """
         assert self._probe is not None
         try:
-            shape = self._probe(args, kwargs).shape
+            leaf = self._probe(args, kwargs)
+            shape = leaf.shape
         except (LookupError, AttributeError, TypeError):
-            shape = None
-        return (shape, device_of(self._split(args, kwargs)[0])) if several_kinds() else shape
+            return None
+        if several_local_devices() and isinstance(leaf, jax.core.Tracer):
+            return None
+        return (shape, getattr(leaf, "device", None)) if several_kinds() else shape
 
     def _served(self, args: Any, kwargs: Any) -> Serve | None:
         """Returns what another thread has put into service for this call, or None."""
         if self._probe is None:
             return None
-        target = self._table.get(self._table_key(args, kwargs))
+        target = self._table.get(self._key_of(args, kwargs))
         return None if target == self._unserved else target
 
 
-def _probe(workload: Workload) -> Callable[[Any, Any], Any]:
+def _probe(workload: Workload, args: Any, kwargs: Any) -> Callable[[Any, Any], Any]:
     """Returns a function that picks the first mapped array out of `(args, kwargs)`."""
-    statics = workload.statics
-    tree = statics.rebuilt([axis is not None for axis in workload.in_axes])
-    paths = [path for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if leaf is True]
-    match paths[0] if paths else ():
+    static = {position for position, _, _ in workload.statics.values}
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs))]
+    paths = [path for position, path in enumerate(paths) if position not in static]
+    mapped = [path for path, axis in zip(paths, workload.in_axes, strict=True) if axis is not None]
+    match mapped[0] if mapped else ():
         case (jax.tree_util.SequenceKey(idx=0), jax.tree_util.SequenceKey(idx=index)):
             return lambda args, kwargs: args[index]
         case (jax.tree_util.SequenceKey(idx=which), *steps):

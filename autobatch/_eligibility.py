@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxprs_in_params
 from jax.sharding import AxisType
 
-from autobatch._devices import several_devices
+from autobatch._devices import is_sharding_in_force, several_devices
 from autobatch._workload import RowProgram, Workload, equations
 
 _CALLBACKS = {"io_callback", "debug_callback", "debug_print"}
@@ -22,6 +22,8 @@ _SHARDED = {"shard_map", "sharding_constraint", "reshard"}
 
 def nothing_to_choose(workload: Workload) -> str | None:
     """Returns why all strategies are the same for this call, or None."""
+    if not all(isinstance(size, int) for each in workload.arguments for size in each.shape):
+        return "its shapes are symbolic"
     if workload.row is not None and not workload.row.is_mapped:
         return "no argument is mapped"
     if workload.batch_size <= 1:
@@ -40,7 +42,9 @@ def only_vmap(workload: Workload, arrays: Sequence[Any]) -> str | None:
         return "several processes run this program"
     row = workload.row
     if row is None:
-        return "only jax.vmap itself can slice a sparse array"
+        return "only jax.vmap itself can slice sparse arrays and mutable references"
+    if is_sharding_in_force():
+        return "a mesh is in force"
     if row.spmd_axis_name is not None:
         return "spmd_axis_name is given"
     if several_devices(arrays) or any(_has_mesh(jax.typeof(each)) for each in arrays):

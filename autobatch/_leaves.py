@@ -15,6 +15,7 @@ import jax.core
 import numpy as np
 
 _SCALARS = (bool, int, float, complex, np.ndarray, np.generic)
+_LIKE_ARRAYS = (jax.Ref, jax.ShapeDtypeStruct)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,18 +85,22 @@ def is_array(leaf: Any) -> bool:
     """Returns whether JAX takes `leaf` for an array: arrays, tracers and Python numbers are."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind not in "OSUMm"
-    return isinstance(leaf, (jax.Array, *_SCALARS)) or hasattr(leaf, "__jax_array__")
+    return isinstance(leaf, (jax.Array, *_SCALARS, *_LIKE_ARRAYS)) or hasattr(leaf, "__jax_array__")
 
 
-def is_sparse(node: Any) -> bool:
-    """Returns whether `node` is a container that only `jax.vmap` itself knows how to slice."""
+def needs_vmap(tree: Any) -> bool:
+    """Returns whether a tree holds what only `jax.vmap` itself knows how to slice.
+
+    Those are sparse arrays and mutable references.
+    """
+    return any(_is_special(node) for node in jax.tree.leaves(tree, is_leaf=_is_special))
+
+
+def _is_special(node: Any) -> bool:
     sparse = sys.modules.get("jax.experimental.sparse")
-    return sparse is not None and isinstance(node, sparse.JAXSparse)
-
-
-def has_sparse(tree: Any) -> bool:
-    """Returns whether a tree holds such a container."""
-    return any(is_sparse(node) for node in jax.tree.leaves(tree, is_leaf=is_sparse))
+    if sparse is not None and isinstance(node, sparse.JAXSparse):
+        return True
+    return isinstance(node, jax.core.Tracer | jax.Ref) and hasattr(jax.typeof(node), "inner_aval")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ import jax.core
 import jax.numpy as jnp
 from jax.extend.core.primitives import convert_element_type_p
 
+from autobatch._devices import is_inside_shard_map
 from autobatch._hoisting import split
 from autobatch._strategies import VMAP, Strategy, balanced_chunk
 from autobatch._workload import RowProgram
@@ -38,7 +39,7 @@ def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list
         ValueError, TypeError: what `jax.vmap` raises for a batched output without an axis.
     """
     size = row.batch_size
-    if size and row.is_mapped:
+    if row.is_mapped and isinstance(size, int) and size:
         match strategy.family:
             case "unrolled":
                 return _unrolled(row, operands)
@@ -101,16 +102,18 @@ def _looped(row: RowProgram, operands: Sequence[Any], chunk: int | None) -> list
                 axis_size=size,
             )(*(_rows(leaf, axis, start, size) for leaf, axis in cut.inputs))
         return [
-            _written(buffer, _varying(jnp.asarray(result), manual), axis, start, chunk is None)
+            _written(buffer, jnp.asarray(result), axis, start, chunk is None)
             for buffer, result, axis in zip(buffers, results, cut.out_axes, strict=True)
         ]
 
-    # Inside `shard_map` a loop's state must vary over the mesh from the beginning if it does later.
-    manual = frozenset().union(*(varying_axes(value) for value, _ in cut.inputs))
     buffers = [
-        _varying(_buffer(aval, axis, batch_size), manual)
+        _buffer(aval, axis, batch_size)
         for aval, axis in zip(cut.out_avals, cut.out_axes, strict=True)
     ]
+    if is_inside_shard_map():
+        # A loop's state must vary over the mesh from the beginning if it does later.
+        after = jax.make_jaxpr(step)(0, buffers).out_avals
+        buffers = [_varying(each, aval) for each, aval in zip(buffers, after, strict=True)]
     buffers = jax.lax.fori_loop(0, steps, step, buffers)
     outputs = [_weak_as(buffer, aval) for buffer, aval in zip(buffers, cut.out_avals, strict=True)]
     return cut.merged(outputs, functools.partial(_repeated, batch_size))
@@ -150,15 +153,11 @@ def _written(buffer: Any, result: Any, axis: int | None, start: Any, is_row: boo
     )
 
 
-def varying_axes(value: Any) -> frozenset[Any]:
-    """Returns the axes of a `shard_map` mesh over which a value varies."""
-    manual = getattr(jax.typeof(value), "manual_axis_type", None)
-    return frozenset() if manual is None else frozenset(manual.varying)
-
-
-def _varying(value: Any, axes: frozenset[Any]) -> Any:
-    missing = axes - varying_axes(value)
-    return jax.lax.pcast(value, tuple(missing), to="varying") if missing else value
+def _varying(value: Any, like: Any) -> Any:
+    """Returns `value`, which varies nowhere, varying over the mesh axes that an aval does."""
+    manual = getattr(like, "manual_axis_type", None)
+    axes = () if manual is None else tuple(manual.varying)
+    return jax.lax.pcast(value, axes, to="varying") if axes else value
 
 
 def _repeated(batch_size: int, value: Any, aval: Any, axis: int | None) -> Any:

@@ -13,12 +13,23 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import jax
 
 from autobatch._bound import tree_bytes
-from autobatch._choose import Budget, Plan, Source, blank, decide, explained, resolve, to_resume
+from autobatch._choose import (
+    Budget,
+    Plan,
+    Source,
+    blank,
+    decide,
+    explained,
+    is_measured,
+    resolve,
+    to_resume,
+)
+from autobatch._devices import is_inside_shard_map, several_local_devices
 from autobatch._eligibility import effect_of, must_not_run, nothing_to_choose, only_vmap
 from autobatch._errors import IneligibleStrategyError, RecordMissError, warn_once
 from autobatch._estimate import bound, estimated
 from autobatch._key import digest, key_parts
-from autobatch._mapping import check, varying_axes
+from autobatch._mapping import check
 from autobatch._measure import Instruments
 from autobatch._program import Program
 from autobatch._record import Limits, Record
@@ -171,12 +182,14 @@ class Planner:
         Raises:
             IneligibleStrategyError, NoViableStrategyError, RecordMissError: as `known`.
         """
+        if self.strategy is None and several_local_devices() and not is_inside_shard_map():
+            return _unmeasured("sole", "vmap alone: a trace does not say what is sharded")
         planned = self.known(workload, arrays, device, may_tune=False)
         if planned is not None:
             return planned
         reason = why_no_stand_ins(workload)
         job = self._job(workload, arrays, device, new_program)
-        if reason is None and any(varying_axes(each) for each in arrays):
+        if reason is None and is_inside_shard_map():
             reason = "it is called inside shard_map"
         limit, operands = job.limits.memory_bytes, [*workload.consts, *arrays]
         if reason is None and limit is not None and bound(VMAP, workload, operands) > limit:
@@ -189,9 +202,13 @@ class Planner:
             "its `.plan(...)` on real arrays before",
             self.name,
         )
-        with jax.ensure_compile_time_eval():
-            job = replace(job, arrays=tuple(stand_ins(workload.arguments)), data="synthetic")
-            return self._measure(job, None)
+        try:
+            with jax.ensure_compile_time_eval():
+                job = replace(job, arrays=tuple(stand_ins(workload.arguments)), data="synthetic")
+                return self._measure(job, None)
+        except Exception as error:  # such as collectives over an axis of the outer program
+            how = f"called inside another transformation, and stand-ins fail: {error!r:.80}"
+            return self._estimated(workload, arrays, device, job.key, how)
 
     def _job(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
@@ -216,6 +233,8 @@ class Planner:
         except Interrupted as interrupted:
             self._keep(interrupted.record, source)
             raise
+        if job.data == "synthetic" and not is_measured(result.record):
+            raise ValueError(result.record.outcomes[0].reason)
         self._keep(result.record, source)
         self._measured.add(job.key)
         planned = self._planned(result.record, job.limits, source, keep=job.data == "real")
@@ -278,7 +297,7 @@ class Planner:
     def _keep(self, record: Record, source: Source) -> None:
         folder, store = self._store()
         _KNOWN[folder, record.key] = (record, source)
-        if store is not None:
+        if store is not None and is_measured(record):
             store.put(record)
 
     def _store(self) -> tuple[str | None, Store | None]:

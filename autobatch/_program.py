@@ -118,7 +118,6 @@ class _Packed:
 
     def __init__(self, body: Callable[..., Any], form: Form) -> None:
         self._form = form
-        self._interned: dict[Statics, Statics] = {}
 
         @functools.wraps(body, updated=())
         def packed(statics: Statics, arrays: Sequence[Any]) -> Any:
@@ -128,17 +127,16 @@ class _Packed:
         del packed.__wrapped__  # its signature is not the function's
         self._jitted = jax.jit(packed, static_argnums=0)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(*self._taken_apart(args, kwargs))
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._jitted.trace(*self._taken_apart(args, kwargs))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._jitted.lower(*self._taken_apart(args, kwargs))
 
     def _taken_apart(self, args: Any, kwargs: Any) -> tuple[Statics, list[Any]]:
         form = self._form
         arrays, statics = split(args, kwargs, form.static_argnums, form.static_argnames)
-        # The same object for equal ones: jit then knows it by identity.
-        return self._interned.setdefault(statics, statics), arrays
+        return statics, arrays

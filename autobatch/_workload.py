@@ -16,11 +16,10 @@ import jax
 import jax.core
 import jax.extend.core
 import numpy as np
+from jax.api_util import flatten_axes
 
-from autobatch._leaves import Statics, has_sparse
+from autobatch._leaves import Statics, needs_vmap
 from autobatch._nesting import busy
-
-_UNMAPPED = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +121,7 @@ class Workload:
         )
 
 
-class _SparseResult(Exception):
+class _SpecialResult(Exception):
     """Ends the description of a function whose result only `jax.vmap` can put together."""
 
 
@@ -145,35 +144,38 @@ def describe(spec: MapSpec, arrays: list[Any], statics: Statics) -> Workload:
         static = _positions(statics)
 
         # A function of its own every time: JAX would remember the trace of `fun` itself, and with
-        # it closed-over values that may have changed since.
+        # it closed-over values that may have changed since. It returns leaves, because a user's
+        # containers may refuse to hold anything but arrays.
         @functools.wraps(spec.fun, updated=())
         def fun(*row: Any) -> Any:
             args, kwargs = statics.rebuilt(row, tree)
-            return spec.fun(*args, **kwargs)
+            result = spec.fun(*args, **kwargs)
+            if needs_vmap(result):
+                raise _SpecialResult
+            outputs, traced["out_tree"] = jax.tree.flatten(result)
+            return outputs
 
         row = [leaf for position, leaf in enumerate(leaves) if position not in static]
-        jaxpr, shapes = jax.make_jaxpr(fun, return_shape=True)(*row)
-        if has_sparse(shapes):
-            raise _SparseResult
-        traced.update(jaxpr=jaxpr, out_tree=jax.tree.structure(shapes))
+        traced["jaxpr"] = jaxpr = jax.make_jaxpr(fun)(*row)
         if None in jax.tree.leaves(spec.out_axes, is_leaf=lambda axis: axis is None):
             # Whether an output without an axis depends on the row, only vmap itself can tell.
             outputs = jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *row)
-            return jax.tree.unflatten(traced["out_tree"], outputs)
-        # vmap checks `out_axes` against trees and ranks, which a one-element array also has.
-        return jax.tree.map(lambda leaf: np.zeros((1,) * len(leaf.shape), bool), shapes)
+        else:
+            # vmap checks `out_axes` against trees and ranks, which a one-element array also has.
+            outputs = [np.zeros((1,) * len(each.shape), bool) for each in jaxpr.out_avals]
+        return jax.tree.unflatten(traced["out_tree"], outputs)
 
     def whole(arrays: list[Any]) -> Any:
-        traced["arguments"] = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+        traced["arguments"] = tuple(_shape_of(each) for each in arrays)
         args, kwargs = statics.rebuilt(arrays)
-        # What holds a sparse array is not described: vmap slices it in its own way.
-        return spec.vmapped(spec.fun if has_sparse((args, kwargs)) else spy)(*args, **kwargs)
+        fun = spec.fun if needs_vmap((args, kwargs)) else spy
+        return jax.tree.leaves(spec.vmapped(fun)(*args, **kwargs))
 
-    with busy(), contextlib.suppress(_SparseResult):
+    with busy(), contextlib.suppress(_SpecialResult):
         jax.eval_shape(whole, arrays)
     arguments = traced["arguments"]
     positions = [at for at in range(statics.tree.num_leaves) if at not in _positions(statics)]
-    axes = _flat((_as_tuple(spec.in_axes), 0), statics.rebuilt(arguments))
+    axes = flatten_axes("in_axes", statics.tree, (_as_tuple(spec.in_axes), 0))
     in_axes = tuple(
         None if axis is None else axis % len(argument.shape)
         for axis, argument in zip([axes[at] for at in positions], arguments, strict=True)
@@ -216,20 +218,15 @@ def _as_tuple(axes: Any) -> Any:
     return tuple(axes) if isinstance(axes, list) else axes
 
 
-def _flat(axes: Any, tree: Any) -> list[int | None]:
-    """Returns one axis per leaf of `tree`, of which `axes` is a prefix that vmap has accepted."""
-    marked = jax.tree.map(
-        lambda axis: _UNMAPPED if axis is None else axis, axes, is_leaf=lambda axis: axis is None
-    )
-    return [
-        None if axis is _UNMAPPED else axis
-        for axis in jax.tree.leaves(jax.tree.broadcast(marked, tree))
-    ]
+def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(array)
+    aval = getattr(aval, "inner_aval", aval)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _out_axes(axes: Any, tree: Any, outputs: list[Any]) -> tuple[int | None, ...]:
     ranks = [len(each.aval.shape) + 1 for each in outputs]
-    flat = _flat(axes, jax.tree.unflatten(tree, ranks)) if ranks else []
+    flat = flatten_axes("out_axes", tree, axes)
     return tuple(
         None if axis is None else axis % rank for axis, rank in zip(flat, ranks, strict=True)
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def gradient_norm() -> tuple[Any, Any, Any]:
@@ -23,25 +24,23 @@ def gradient_norm() -> tuple[Any, Any, Any]:
 
 
 def recurrent_gradient() -> tuple[Any, Any, Any]:
-    """The gradient of a recurrent network over 50 steps by its weights."""
+    """The gradient of a gated recurrent network over 50 steps by its weights."""
 
     def loss(weights: Any, sequence: Any) -> Any:
         def step(state: Any, x: Any) -> Any:
-            state = jnp.tanh(weights["state"] @ state + weights["input"] @ x + weights["bias"])
+            gate = jax.nn.sigmoid(weights["gate"] @ jnp.concatenate([state, x]))
+            new = jnp.tanh(weights["new"] @ jnp.concatenate([gate * state, x]))
+            state = (1 - gate) * state + gate * new
             return state, state.sum()
 
         return (jax.lax.scan(step, jnp.zeros(32), sequence)[1] ** 2).sum()
 
-    weights = {
-        "state": _normal(0, 32, 32) / 6,
-        "input": _normal(1, 32, 8) / 3,
-        "bias": _normal(2, 32),
-    }
+    weights = {"gate": _normal(0, 32, 40) / 6, "new": _normal(1, 32, 40) / 6}
     return jax.grad(loss), (None, 0), (weights, _normal(3, 64, 50, 8))
 
 
 def hessian() -> tuple[Any, Any, Any]:
-    """The hessian of a perceptron of 6 layers by its input."""
+    """The hessian of a perceptron of 10 layers by its input."""
 
     def potential(weights: Any, x: Any) -> Any:
         for weight in weights:
@@ -51,7 +50,7 @@ def hessian() -> tuple[Any, Any, Any]:
     return (
         jax.hessian(potential, argnums=1),
         (None, 0),
-        (list(_normal(0, 6, 12, 12) / 3), _normal(1, 128, 12)),
+        (list(_normal(0, 10, 12, 12) / 3), _normal(1, 128, 12)),
     )
 
 
@@ -112,4 +111,4 @@ FUNCTIONS = {
 
 
 def _normal(seed: int, *shape: int) -> Any:
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))

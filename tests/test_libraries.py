@@ -146,6 +146,7 @@ def arrays(tree: Any) -> Any:
     return eqx.filter(tree, eqx.is_array)
 
 
+@functools.cache
 def ensemble() -> Any:
     return eqx.filter_vmap(perceptron)(jax.random.split(jax.random.key(0), ROWS))
 
