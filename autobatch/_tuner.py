@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import jax
-
 from autobatch import _measure, _memory
 from autobatch._bound import tree_bytes
 from autobatch._choose import choose, total_s
@@ -166,7 +164,7 @@ class _Tuning:
 
     def _candidates(self, default: Trial) -> tuple[Strategy, ...]:
         rows = self._job.workload.batch_size
-        outputs = tree_bytes(jax.tree.leaves(default.traced.out_info))
+        outputs = tree_bytes(default.traced.jaxpr.out_avals)
         working = max(0, default.bound_bytes - self._argument_bytes - outputs)
         strategies = candidates(
             batch_size=rows, row_bytes=(working + self._mapped_bytes() + outputs) // rows

@@ -36,7 +36,7 @@ def on_four_devices(code: str) -> Any:
         from autobatch import autobatch
         x = np.arange(32, dtype=np.float32).reshape(8, 4)
         branchy = lambda x: jax.lax.cond(
-            x[0] > 30, lambda x: jax.lax.fori_loop(0, 3000, lambda _, y: jnp.sin(y), x),
+            x[0] > 30, lambda x: jax.lax.fori_loop(0, 30000, lambda _, y: jnp.sin(y), x),
             lambda x: x, x)
         def mesh(kind):
             return jax.make_mesh((4,), ("d",), axis_types=(kind,))
