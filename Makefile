@@ -41,7 +41,7 @@ $(VENV)/.lint $(VENV)/.bench: $(VENV)/.%: $(VENV)/.setup
 	@touch $@
 
 test: $(VENV)/.setup
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check

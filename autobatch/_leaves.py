@@ -93,14 +93,17 @@ def needs_vmap(tree: Any) -> bool:
 
     Those are sparse arrays and mutable references.
     """
-    return any(_is_special(node) for node in jax.tree.leaves(tree, is_leaf=_is_special))
+    nodes = jax.tree.leaves(tree, is_leaf=_is_sparse)
+    return any(_is_sparse(node) or _is_reference(node) for node in nodes)
 
 
-def _is_special(node: Any) -> bool:
+def _is_sparse(node: Any) -> bool:
     sparse = sys.modules.get("jax.experimental.sparse")
-    if sparse is not None and isinstance(node, sparse.JAXSparse):
-        return True
-    return isinstance(node, jax.core.Tracer | jax.Ref) and hasattr(jax.typeof(node), "inner_aval")
+    return sparse is not None and isinstance(node, sparse.JAXSparse)
+
+
+def _is_reference(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer | jax.Ref) and hasattr(jax.typeof(leaf), "inner_aval")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,9 +45,16 @@ def quick_compilation() -> Iterator[None]:
 
 
 @pytest.fixture
-def wrap(request: pytest.FixtureRequest) -> Wrap:
+def wrap(request: pytest.FixtureRequest) -> Iterator[Wrap]:
     """`autobatch` with a forced strategy or with the automatic choice; the test says which."""
-    return functools.partial(autobatch, strategy=request.param)
+    mapped: list[Any] = []
+
+    def ours(fun: Callable[..., Any], *axes: Any, **options: Any) -> Any:
+        mapped.append(fun)
+        return autobatch(fun, *axes, strategy=request.param, **options)
+
+    yield ours
+    assert mapped, "the library mapped nothing with it"
 
 
 def strategies(*names: str | None) -> pytest.MarkDecorator:
@@ -57,6 +64,12 @@ def strategies(*names: str | None) -> pytest.MarkDecorator:
 
 def plainly(fun: Callable[..., Any], *axes: Any, **options: Any) -> Any:
     return jax.jit(jax.vmap(fun, *axes, **options))
+
+
+@functools.cache
+def with_vmap(run: Callable[[Wrap], Any]) -> Any:
+    """Returns what a program gives that maps with `jax.vmap`, compiled once for all strategies."""
+    return run(plainly)
 
 
 def floats(*shape: int, seed: int = 0) -> Any:
@@ -146,13 +159,15 @@ def arrays(tree: Any) -> Any:
     return eqx.filter(tree, eqx.is_array)
 
 
-@functools.cache
-def ensemble() -> Any:
+def new_ensemble() -> Any:
     return eqx.filter_vmap(perceptron)(jax.random.split(jax.random.key(0), ROWS))
 
 
+ensemble = functools.cache(new_ensemble)
+
+
 EQUINOX: dict[str, Callable[[], Any]] = {
-    "making models": lambda: arrays(ensemble()),
+    "making models": lambda: arrays(new_ensemble()),
     "one input for all models": lambda: eqx.filter_vmap(
         lambda model, x: model(x), in_axes=(eqx.if_array(0), None)
     )(ensemble(), floats(3)),
@@ -236,8 +251,7 @@ class Convolutional(nn.Module):
         return nn.Dense(features=3)(hidden.reshape(-1))
 
 
-@strategies("map", None)
-def test_flax_linen_gradients_of_single_examples(wrap: Wrap) -> None:
+def convolutional_gradients(vmap: Wrap) -> Any:
     model, images = Convolutional(), floats(ROWS, 5, 5, 1)
     labels = np.arange(ROWS, dtype=np.int32) % 3
     keys = jax.random.split(jax.random.key(1), ROWS)
@@ -247,9 +261,12 @@ def test_flax_linen_gradients_of_single_examples(wrap: Wrap) -> None:
         logits = model.apply(params, image, deterministic=False, rngs={"dropout": key})
         return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
-    gradients, axes = jax.value_and_grad(loss), (None, 0, 0, 0)
-    args = params, images, labels, keys
-    assert_same(wrap(gradients, axes)(*args), plainly(gradients, axes)(*args))
+    return vmap(jax.value_and_grad(loss), (None, 0, 0, 0))(params, images, labels, keys)
+
+
+@strategies("map", None)
+def test_flax_linen_gradients_of_single_examples(wrap: Wrap) -> None:
+    assert_same(convolutional_gradients(wrap), with_vmap(convolutional_gradients))
 
 
 class Perceptron(nnx.Module):
@@ -302,25 +319,25 @@ def regression(x: Any, y: Any) -> None:
     numpyro.sample("y", dist.Normal(slope * x, 0.3), obs=y)
 
 
+def numpyro_chains(vmap: Wrap) -> Any:
+    mcmc = MCMC(
+        HMC(regression, num_steps=4, trajectory_length=None),
+        num_warmup=8,
+        num_samples=8,
+        num_chains=2,
+        chain_method=vmap,
+        progress_bar=False,
+    )
+    x = np.linspace(-1, 1, 20)
+    y = 2 * x + 0.1 * np.sin(37 * x)
+    mcmc.run(jax.random.key(0), x, y, extra_fields=("accept_prob", "diverging"))
+    return mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)
+
+
 @strategies("map", None)
 def test_numpyro_chains(wrap: Wrap) -> None:
-    x = np.linspace(-1, 1, 20)
-    y = 2 * x + 0.5 + 0.1 * np.sin(37 * x)
-
-    def run(chain_method: Any) -> Any:
-        mcmc = MCMC(
-            HMC(regression, num_steps=4, trajectory_length=None),
-            num_warmup=8,
-            num_samples=8,
-            num_chains=2,
-            chain_method=chain_method,
-            progress_bar=False,
-        )
-        mcmc.run(jax.random.key(0), x, y, extra_fields=("accept_prob", "diverging"))
-        return mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)
-
     with jax.enable_x64(True):
-        assert_same(run(wrap), run(plainly))
+        assert_same(numpyro_chains(wrap), with_vmap(numpyro_chains))
 
 
 def log_density(position: Any) -> Any:
@@ -343,24 +360,29 @@ def start(chains: int) -> Any:
     return keys, {"x": np.linspace(-1, 1, chains), "y": np.linspace(0, 2, chains)}
 
 
+def hmc_chains(vmap: Wrap) -> Any:
+    return vmap(chain)(*start(3))
+
+
 @strategies("map", "chunked:2", None)
 def test_blackjax_chains(wrap: Wrap) -> None:
     with jax.enable_x64(True):
-        assert_same(wrap(chain)(*start(3)), plainly(chain)(*start(3)))
+        assert_same(hmc_chains(wrap), with_vmap(hmc_chains))
+
+
+def nuts_steps(vmap: Wrap) -> Any:
+    sampler = blackjax.nuts(log_density, **SAMPLER, max_num_doublings=3)
+    keys, positions = start(3)
+    step = lambda states, keys: 2 * (vmap(sampler.step)(keys, states)[0],)  # noqa: E731
+    keys = jax.vmap(lambda key: jax.random.split(key, 5), out_axes=1)(keys)
+    states = vmap(sampler.init)(positions)
+    return jax.jit(lambda states, keys: jax.lax.scan(step, states, keys))(states, keys)
 
 
 @strategies("map")
 def test_blackjax_steps_of_all_chains_inside_a_scan(wrap: Wrap) -> None:
-    def run(vmap: Any) -> Any:
-        sampler = blackjax.nuts(log_density, **SAMPLER, max_num_doublings=3)
-        keys, positions = start(3)
-        step = lambda states, keys: 2 * (vmap(sampler.step)(keys, states)[0],)  # noqa: E731
-        keys = jax.vmap(lambda key: jax.random.split(key, 5), out_axes=1)(keys)
-        states = vmap(sampler.init)(positions)
-        return jax.jit(lambda states, keys: jax.lax.scan(step, states, keys))(states, keys)
-
     with jax.enable_x64(True):
-        assert_same(run(wrap), run(jax.vmap))
+        assert_same(nuts_steps(wrap), with_vmap(nuts_steps))
 
 
 # Differential equations
@@ -386,40 +408,51 @@ def oscillator(start: Any, damping: Any) -> Any:
     return solution.ys, solution.stats["num_steps"], solution.result
 
 
+def oscillators(vmap: Wrap) -> Any:
+    return vmap(oscillator)(np.linspace(0, 2, 6).reshape(3, 2), np.linspace(0, 8, 3))
+
+
 @strategies("map", "chunked:2", None)
 def test_diffrax_ensemble(wrap: Wrap) -> None:
-    args = np.linspace(0, 2, 6).reshape(3, 2), np.linspace(0, 8, 3)
     with jax.enable_x64(True):
-        ours, bare = wrap(oscillator)(*args), plainly(oscillator)(*args)
+        ours, bare = oscillators(wrap), with_vmap(oscillators)
     assert len(set(np.asarray(bare[1]))) > 1, "rows should need different numbers of steps"
     assert_same(ours, bare)
 
 
-@strategies("map")
-def test_diffrax_gradient_through_an_ensemble(wrap: Wrap) -> None:
+def gradient_of_decays(vmap: Wrap) -> Any:
     def last(rate: Any, start: Any) -> Any:
-        term, solver = diffrax.ODETerm(lambda t, y, rate: -rate * y), diffrax.Heun()
+        term, solver = diffrax.ODETerm(lambda t, y, rate: -rate * y), diffrax.Euler()
         return diffrax.diffeqsolve(
             term, solver, t0=0.0, t1=1.0, dt0=0.25, y0=start, args=rate, max_steps=4
         ).ys
 
-    def gradient(vmap: Any) -> Any:
-        loss = lambda rate: jnp.sum(vmap(last, (None, 0))(rate, floats(ROWS)) ** 2)  # noqa: E731
-        return jax.grad(loss)(jnp.float32(0.5))
+    loss = lambda rate: jnp.sum(vmap(last, (None, 0))(rate, floats(ROWS)) ** 2)  # noqa: E731
+    return jax.grad(loss)(jnp.float32(0.5))
 
-    assert_same(gradient(wrap), gradient(plainly))
+
+@strategies("map")
+def test_diffrax_gradient_through_an_ensemble(wrap: Wrap) -> None:
+    assert_same(gradient_of_decays(wrap), with_vmap(gradient_of_decays))
 
 
 def noisy(key: Any, start: Any) -> Any:
     """Returns one path of a mean-reverting process."""
-    brownian = diffrax.VirtualBrownianTree(0.0, 1.0, tol=0.05, shape=(), key=key)
+    brownian = diffrax.UnsafeBrownianPath(shape=(), key=key)
     terms = diffrax.MultiTerm(
         diffrax.ODETerm(lambda t, y, args: -y),
         diffrax.ControlTerm(lambda t, y, args: jnp.asarray(0.3), brownian),
     )
-    solver, saveat = diffrax.Euler(), diffrax.SaveAt(steps=True)
     return diffrax.diffeqsolve(
-        terms, solver, t0=0.0, t1=1.0, dt0=0.1, y0=start, saveat=saveat, max_steps=16
+        terms,
+        diffrax.Euler(),
+        t0=0.0,
+        t1=1.0,
+        dt0=0.1,
+        y0=start,
+        saveat=diffrax.SaveAt(steps=True),
+        adjoint=diffrax.DirectAdjoint(),
+        max_steps=16,
     ).ys
 
 

@@ -7,7 +7,7 @@ of misuses. Both are compared with `jax.vmap` itself.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -796,6 +796,15 @@ CASES: dict[str, Case] = {
     **RANDOM,
     **TREES,
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation() -> Iterator[None]:
+    """What is asked here is whether values are right, not how fast."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def plainly(fun: Callable[..., Any], *axes: Any, **options: Any) -> Any:
