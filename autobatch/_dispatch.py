@@ -237,7 +237,7 @@ class _Service:
         def serve(*args: Any, **kwargs: Any) -> Any:
             try:
                 target = table[probe(args, kwargs).shape]
-            except (LookupError, AttributeError, TypeError):
+            except Exception:  # other arguments than those known, or none to look at
                 target = unserved
             return target(*args, **kwargs)
 
@@ -253,7 +253,7 @@ class _Service:
         try:
             leaf = self._probe(args, kwargs)
             shape = leaf.shape
-        except (LookupError, AttributeError, TypeError):
+        except Exception:  # other arguments than those known, or none to look at
             return None
         if several_local_devices() and isinstance(leaf, jax.core.Tracer):
             return None
@@ -270,15 +270,28 @@ class _Service:
 def _probe(workload: Workload, args: Any, kwargs: Any) -> Callable[[Any, Any], Any]:
     """Returns a function that picks the first mapped array out of `(args, kwargs)`."""
     static = {position for position, _, _ in workload.statics.values}
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path((args, kwargs))]
-    paths = [path for position, path in enumerate(paths) if position not in static]
-    mapped = [path for path, axis in zip(paths, workload.in_axes, strict=True) if axis is not None]
-    match mapped[0] if mapped else ():
+    found = jax.tree_util.tree_leaves_with_path((args, kwargs))
+    found = [each for position, each in enumerate(found) if position not in static]
+    for (path, leaf), axis in zip(found, workload.in_axes, strict=True):
+        if axis is not None:
+            return _reaching(path, leaf, args, kwargs)
+    return _nothing
+
+
+def _reaching(path: Any, leaf: Any, args: Any, kwargs: Any) -> Callable[[Any, Any], Any]:
+    """Returns a function that follows a path; one that finds nothing where that fails."""
+    match path:
         case (jax.tree_util.SequenceKey(idx=0), jax.tree_util.SequenceKey(idx=index)):
             return lambda args, kwargs: args[index]
-        case (jax.tree_util.SequenceKey(idx=which), *steps):
-            return functools.partial(_walk, which, [_step(each) for each in steps])
-    return lambda args, kwargs: None
+    probe = functools.partial(_walk, path[0].idx, [_step(each) for each in path[1:]])
+    try:
+        return probe if probe(args, kwargs) is leaf else _nothing
+    except Exception:  # a user's node may do as it likes where its leaf is looked for
+        return _nothing
+
+
+def _nothing(args: Any, kwargs: Any) -> None:
+    return None
 
 
 def _step(key: Any) -> Callable[[Any], Any]:
