@@ -71,7 +71,12 @@ class Dispatcher:
         return self._service(args, kwargs).serve(*args, **kwargs)
 
     def _service(self, args: Any, kwargs: Any) -> _Service:
-        form = self._form(args, kwargs)
+        try:
+            form = self._form(args, kwargs)
+        except ValueError:
+            spec = self._spec  # on a mapped axis an object is vmap's error, not ours
+            jax.vmap(lambda *_, **__: 0, spec.in_axes, axis_size=spec.axis_size)(*args, **kwargs)
+            raise
         with self._lock:
             if form not in self._services:
                 self._services[form] = _Service(self, form)

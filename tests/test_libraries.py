@@ -412,7 +412,7 @@ def oscillators(vmap: Wrap) -> Any:
     return vmap(oscillator)(np.linspace(0, 2, 6).reshape(3, 2), np.linspace(0, 8, 3))
 
 
-@strategies("map", "chunked:2", None)
+@strategies("map", None)
 def test_diffrax_ensemble(wrap: Wrap) -> None:
     with jax.enable_x64(True):
         ours, bare = oscillators(wrap), with_vmap(oscillators)
