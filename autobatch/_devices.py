@@ -10,6 +10,7 @@ import jax
 import jax.core
 import jax.extend.backend
 import jax.extend.core
+from jax.sharding import AxisType
 
 
 def device_of(leaves: Iterable[Any]) -> Any:
@@ -50,14 +51,23 @@ def several_devices(leaves: Iterable[Any]) -> bool:
 
 def is_sharding_in_force() -> bool:
     """Returns whether `jax.set_mesh` says how arrays made here are spread over devices."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return any(each != jax.sharding.AxisType.Manual for each in mesh.axis_types)
+    return spreads(jax.sharding.get_abstract_mesh())
+
+
+def spreads(mesh: Any) -> bool:
+    """Returns whether values under this mesh may lie on several devices.
+
+    Inside `shard_map` over all axes, a value is what one device holds. An explicit axis counts also
+    if it has one device, since it is part of types.
+    """
+    kinds = set(mesh.axis_types) - {AxisType.Manual}
+    return AxisType.Explicit in kinds or (bool(kinds) and mesh.size > 1)
 
 
 def is_inside_shard_map() -> bool:
     """Returns whether code runs per device, over some axis of a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
-    return any(each == jax.sharding.AxisType.Manual for each in mesh.axis_types)
+    return any(each == AxisType.Manual for each in mesh.axis_types)
 
 
 @functools.cache

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal, jaxprs_in_params
-from jax.sharding import AxisType
 
-from autobatch._devices import is_sharding_in_force, several_devices
+from autobatch._devices import is_sharding_in_force, several_devices, spreads
 from autobatch._workload import RowProgram, Workload, equations
 
 _CALLBACKS = {"io_callback", "debug_callback", "debug_print"}
@@ -165,11 +164,6 @@ def _is_rbg(aval: Any) -> bool:
 
 
 def _has_mesh(aval: Any) -> bool:
-    """Returns whether a loop over this value could gather it from several devices.
-
-    Inside `shard_map` over all axes of a mesh, a value is what one device holds.
-    """
+    """Returns whether a loop over this value could gather it from several devices."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
-    if mesh is None or mesh.empty:
-        return False
-    return any(each != AxisType.Manual for each in mesh.axis_types)
+    return mesh is not None and not mesh.empty and spreads(mesh)

@@ -144,6 +144,7 @@ class _Canonical:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, str]] = {}
+        self._avals: dict[Any, str] = {}
 
     def jaxpr(self, jaxpr: Any) -> str:
         if id(jaxpr) in self._known:
@@ -155,11 +156,11 @@ class _Canonical:
 
         def define(var: Any) -> str:
             names[var] = f"v{next(numbers)}"
-            return f"{names[var]}:{_aval(var.aval)}"
+            return f"{names[var]}:{self.aval(var.aval)}"
 
         def use(atom: Any) -> str:
             if isinstance(atom, Literal):
-                return f"{_plain_array(atom.val)}:{_aval(atom.aval)}"
+                return f"{_plain_array(atom.val)}:{self.aval(atom.aval)}"
             return names[atom]
 
         lines.append(" ".join(define(var) for var in [*inner.constvars, *inner.invars]))
@@ -172,7 +173,7 @@ class _Canonical:
                 {key: each for key, each in equation.params.items() if key not in _IGNORED}
             )
             outputs = " ".join(
-                f"_:{_aval(var.aval)}" if isinstance(var, DropVar) else define(var)
+                f"_:{self.aval(var.aval)}" if isinstance(var, DropVar) else define(var)
                 for var in equation.outvars
             )
             lines.append(f"{outputs} = {equation.primitive.name}{parameters} {inputs}")
@@ -180,6 +181,15 @@ class _Canonical:
         text = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         self._known[id(jaxpr)] = (jaxpr, text)
         return text
+
+    def aval(self, aval: Any) -> str:
+        """Returns dtype and shape; the same few avals stand on every line."""
+        shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+        if shape is None or dtype is None:
+            return f"{type(aval).__name__}:{_ADDRESS.sub('', str(aval))}"
+        if (shape, dtype) not in self._avals:
+            self._avals[shape, dtype] = f"{dtype}{list(shape)}"
+        return self._avals[shape, dtype]
 
     def value(self, value: Any) -> str:
         """Returns a parameter as text without names, addresses or array contents' places."""
@@ -230,13 +240,6 @@ def _only_weakens(equation: Any) -> bool:
         return False
     before, after = equation.invars[0].aval, equation.outvars[0].aval
     return before.dtype == after.dtype and equation.params.get("sharding") is None
-
-
-def _aval(aval: Any) -> str:
-    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-    if shape is None or dtype is None:
-        return f"{type(aval).__name__}:{_ADDRESS.sub('', str(aval))}"
-    return f"{dtype}{list(shape)}"
 
 
 def _static(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Compiling, running, timing and comparing candidates. What to try, and whether, is `_tuner`'s.
 
-Everything that tests replace by fakes (clock, memory) is in `Instruments`.
+The clock and the memory that it measures with are `Instruments`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import gc
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autobatch import _memory
 from autobatch._bound import live_bytes
-from autobatch._memory import DeviceMemory
+from autobatch._instruments import Instruments
 from autobatch._program import Program
 from autobatch._strategies import Strategy
 
@@ -38,24 +36,6 @@ WHOLE_REFERENCE_BYTES = 64 * 1024 * 1024
 
 _TOLERANCES = {"float64": 1e-7, "complex128": 1e-7, "float32": 2e-3, "complex64": 2e-3}
 _BLOCK = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instruments:
-    """What measuring needs of the world.
-
-    Attributes:
-        clock: seconds, monotonic.
-        device_memory: free and total bytes of a device.
-        growth: runs a function, returns its result and the bytes that memory grew by meanwhile,
-            None where the platform has no such figure.
-        planned: bytes of outputs and temporaries of an executable as XLA plans them, or None.
-    """
-
-    clock: Callable[[], float] = time.perf_counter
-    device_memory: Callable[[Any], DeviceMemory] = _memory.device_memory
-    growth: Callable[[Callable[[], Any], Any], tuple[Any, int | None]] = _memory.measured_growth
-    planned: Callable[[Any], int | None] = _memory.planned_bytes
 
 
 @dataclass(kw_only=True)
@@ -118,14 +98,17 @@ def first_run(trial: Trial, args: Any, kwargs: Any, device: Any, instruments: In
 
 
 def calibrate(
-    trial: Trial, best_s: float | None, args: Any, kwargs: Any, instruments: Instruments
+    trial: Trial, best_first_s: float | None, args: Any, kwargs: Any, instruments: Instruments
 ) -> None:
     """Runs the trial a second time to see how often a sample must repeat it.
 
-    One whose first run was far slower than the best gets no second; the first is its sample.
+    One whose first run was far slower than the best first run gets no second; the first is its
+    sample. First runs are compared with first runs, because they all load code.
     """
     assert trial.first_run_s is not None
-    if best_s is not None and trial.first_run_s > max(NO_SECOND_RUN_S, FAR_SLOWER * best_s):
+    if best_first_s is not None and trial.first_run_s > max(
+        NO_SECOND_RUN_S, FAR_SLOWER * best_first_s
+    ):
         trial.samples.append(trial.first_run_s)
         return
     once = _sample(trial, args, kwargs, instruments)

@@ -5,6 +5,7 @@ One planner belongs to one mapped function. Which jit object then serves the cal
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,21 +29,22 @@ from autobatch._devices import is_inside_shard_map, several_local_devices
 from autobatch._eligibility import effect_of, must_not_run, nothing_to_choose, only_vmap
 from autobatch._errors import IneligibleStrategyError, RecordMissError, warn_once
 from autobatch._estimate import bound, estimated
+from autobatch._instruments import Instruments
 from autobatch._key import digest, key_parts
 from autobatch._mapping import check
-from autobatch._measure import Instruments
 from autobatch._program import Program
 from autobatch._record import Limits, Record
 from autobatch._strategies import VMAP, Strategy
-from autobatch._synthetic import stand_ins, why_no_stand_ins
-from autobatch._tuner import LOGGER, Interrupted, Job, NewProgram, tune
 from autobatch._workload import Workload
 
 if TYPE_CHECKING:
     from autobatch._store import Store
+    from autobatch._tuner import Job, NewProgram
 
 Mode = Literal["first-call", "cached", "require", "force", "off"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+
+LOGGER = logging.getLogger("autobatch")
 
 INSTRUMENTS = Instruments()
 """The clock and the memory that tunings measure with; tests put others in its place."""
@@ -187,6 +189,8 @@ class Planner:
         planned = self.known(workload, arrays, device, may_tune=False)
         if planned is not None:
             return planned
+        from autobatch._synthetic import stand_ins, why_no_stand_ins
+
         reason = why_no_stand_ins(workload)
         job = self._job(workload, arrays, device, new_program)
         if reason is None and is_inside_shard_map():
@@ -213,6 +217,8 @@ class Planner:
     def _job(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
     ) -> Job:
+        from autobatch._tuner import Job  # what tunes is not loaded where a record is found
+
         parts = key_parts(workload, device, name=self.key_name)
         return Job(
             workload=workload,
@@ -227,10 +233,12 @@ class Planner:
         )
 
     def _measure(self, job: Job, resume: tuple[Record, Iterable[Strategy]] | None) -> Planned:
+        from autobatch import _tuner
+
         source: Source = "tuned" if job.data == "real" else "synthetic"
         try:
-            result = tune(job, INSTRUMENTS, resume=resume)
-        except Interrupted as interrupted:
+            result = _tuner.tune(job, INSTRUMENTS, resume=resume)
+        except _tuner.Interrupted as interrupted:
             self._keep(interrupted.record, source)
             raise
         if job.data == "synthetic" and not is_measured(result.record):

@@ -18,8 +18,9 @@ from autobatch._bound import tree_bytes
 from autobatch._choose import choose, total_s
 from autobatch._eligibility import may_not_end
 from autobatch._errors import warn_once
+from autobatch._instruments import Instruments
 from autobatch._key import device_in_words
-from autobatch._measure import Instruments, Reference, Trial
+from autobatch._measure import Reference, Trial
 from autobatch._nesting import busy
 from autobatch._program import Program
 from autobatch._record import Data, Limits, Outcome, PeakSource, Record, Status
@@ -236,8 +237,8 @@ class _Tuning:
                 )
                 return
         del outputs
-        best = min((each.samples[0] for each in self._trials if each.samples), default=None)
-        _measure.calibrate(trial, best, self._args, self._kwargs, instruments)
+        firsts = [each.first_run_s for each in self._trials if each.first_run_s is not None]
+        _measure.calibrate(trial, min(firsts, default=None), self._args, self._kwargs, instruments)
         self._trials.append(trial)
 
     def _time(self) -> None:

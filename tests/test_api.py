@@ -25,9 +25,10 @@ from autobatch import (
     NoViableStrategyError,
     RecordMissError,
     _planner,
+    _tuner,
     autobatch,
 )
-from autobatch._measure import Instruments
+from autobatch._instruments import Instruments
 from autobatch._memory import DeviceMemory
 from autobatch._program import Program
 
@@ -58,7 +59,7 @@ def no_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("tuned where a plan was known")
 
-    monkeypatch.setattr(_planner, "tune", fail)
+    monkeypatch.setattr(_tuner, "tune", fail)
 
 
 def in_new_process(code: str) -> Any:
@@ -174,13 +175,13 @@ def test_two_functions_of_the_same_program_tune_once() -> None:
 
 def test_weak_strong_numpy_and_jax_arguments_share_one_tuning(monkeypatch: Any) -> None:
     tunings: list[int] = []
-    tune = _planner.tune
+    tune = _tuner.tune
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         tunings.append(1)
         return tune(*args, **kwargs)
 
-    monkeypatch.setattr(_planner, "tune", counting)
+    monkeypatch.setattr(_tuner, "tune", counting)
     batched = autobatch(lambda s, x: s * x, in_axes=(None, 0))
     for scalar in (2.0, np.float32(2), jnp.float32(2)):
         for x in (rows(), jnp.asarray(rows())):
@@ -292,7 +293,7 @@ def test_another_budget_chooses_again_without_measuring(
 ) -> None:
     x = rows()
     autobatch(row_sum, budget=Budget(expected_calls=1000))(x)
-    monkeypatch.setattr(_planner, "tune", None)
+    monkeypatch.setattr(_tuner, "tune", None)
     before = count_compiles()
     autobatch(row_sum, budget=Budget(expected_calls=1))(x)
     assert count_compiles() - before == 1

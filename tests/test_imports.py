@@ -26,6 +26,7 @@ LAYERS = (
     {"_measure"},
     {"_program", "_store"},
     {"_derivative", "_synthetic"},
+    {"_instruments"},
     {"_eligibility", "_key", "_mapping", "_memory", "_search"},
     {"_hoisting"},
     {"_devices", "_workload"},

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from autobatch import _measure
-from autobatch._measure import Instruments, Reference, Trial
+from autobatch._instruments import Instruments
+from autobatch._measure import Reference, Trial
 from autobatch._strategies import MAP, VMAP, Strategy
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from autobatch import Budget, Plan, _derivative, _measure, _planner, _tuner, autobatch
+from autobatch._instruments import Instruments
 from autobatch._mapping import mapped
-from autobatch._measure import Instruments, Trial
+from autobatch._measure import Trial
 from autobatch._memory import DeviceMemory
 from autobatch._record import Outcome
 from autobatch._strategies import MAP, VMAP
