@@ -357,3 +357,16 @@ def test_closed_pipe_is_no_traceback(store: Store, arguments: tuple[str, ...]) -
         _, errors = process.communicate()
     assert errors == ""
     assert process.returncode == 1
+
+
+def test_the_demo_tunes_three_functions_and_recalls_them() -> None:
+    done = run_outside("from autobatch._cli import main; main()", "demo", "--json")
+    assert done.returncode == 0, done.stderr
+    calls = json.loads(done.stdout)
+    tuned, recalled = calls["tuned"], calls["recalled"]
+    assert [each["source"] for each in tuned] == ["tuned"] * 3
+    assert [each["source"] for each in recalled] == ["record"] * 3
+    for key in ("key", "strategy"):
+        assert [each[key] for each in tuned] == [each[key] for each in recalled]
+    assert "unrolled" in tuned[0]["table"]
+    assert "not tried" not in tuned[0]["table"]

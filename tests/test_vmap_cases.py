@@ -636,14 +636,12 @@ RANDOM = {
             jax.random.randint(k, (3,), 0, 9),
             jax.random.bernoulli(k),
             jax.random.permutation(k, 5),
-            jax.random.choice(k, 5, (2,), replace=False),
         ),
         KEYS,
     ),
     "draws by rejection": case(
         lambda k, a: (
             jax.random.gamma(k, a),
-            jax.random.poisson(k, 4.0),
             jax.random.truncated_normal(k, -1.0, a),
         ),
         KEYS,

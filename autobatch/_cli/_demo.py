@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 
 import click
 
+from autobatch._cli._options import echo_json, json_option
 from autobatch._units import format_seconds
 
 
@@ -23,41 +25,61 @@ class _Example:
 
 
 @click.command()
+@json_option
 @click.option("--store", hidden=True, help="Folder whose records are used instead of tuning.")
-def demo(store: str | None) -> None:
+def demo(as_json: bool, store: str | None) -> None:
     """Tune three functions, then call them again in a new process, from the record."""
     if store is not None:
-        _show(store)
+        calls = [_called(each) for each in _examples(store)]
+        echo_json(calls) if as_json else _show(calls)
         return
     with tempfile.TemporaryDirectory(prefix="autobatch-demo-") as folder:
-        click.echo("The first call of each function tunes it:\n")
-        _show(folder)
-        click.echo("The same in a new process, from the record:\n")
-        child = subprocess.run(
-            [sys.executable, "-m", "autobatch._cli", "demo", "--store", folder], check=False
-        )
+        if not as_json:
+            click.echo("The first call of each function tunes it:\n")
+        calls = [_called(each) for each in _examples(folder)]
+        if not as_json:
+            _show(calls)
+            click.echo("The same in a new process, from the record:\n")
+        again = [sys.executable, "-m", "autobatch._cli", "demo", "--json", "--store", folder]
+        child = subprocess.run(again, check=False, stdout=subprocess.PIPE, text=True)
     if child.returncode:
         raise click.ClickException("the second process failed")
+    if as_json:
+        echo_json({"tuned": calls, "recalled": json.loads(child.stdout)})
+    else:
+        _show(json.loads(child.stdout))
 
 
-def _show(store: str) -> None:
-    import jax
+def _called(example: _Example) -> dict[str, Any]:
+    """Calls a function twice and returns what was chosen and how long the calls took."""
+    first_s, later_s = _seconds(example), _seconds(example)
+    plan = example.batched.plan(*example.args)
+    return {
+        "about": example.about,
+        "name": example.batched.__name__,
+        "key": plan.key,
+        "source": plan.source,
+        "strategy": str(plan.strategy),
+        "first_call_s": first_s,
+        "later_call_s": later_s,
+        "table": example.batched.explain(*example.args),
+    }
 
-    for example in _examples(store):
-        start = time.perf_counter()
-        jax.block_until_ready(example.batched(*example.args))
-        first_s = time.perf_counter() - start
-        click.echo(example.about)
-        click.echo(example.batched.explain(*example.args))
-        click.echo(f"   first call {format_seconds(first_s)}, a later one {_later(example)}\n")
 
-
-def _later(example: _Example) -> str:
+def _seconds(example: _Example) -> float:
     import jax
 
     start = time.perf_counter()
     jax.block_until_ready(example.batched(*example.args))
-    return format_seconds(time.perf_counter() - start)
+    return time.perf_counter() - start
+
+
+def _show(calls: list[dict[str, Any]]) -> None:
+    for call in calls:
+        click.echo(call["about"])
+        click.echo(call["table"])
+        first, later = format_seconds(call["first_call_s"]), format_seconds(call["later_call_s"])
+        click.echo(f"   first call {first}, a later one {later}\n")
 
 
 def _examples(store: str) -> list[_Example]:
