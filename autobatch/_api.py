@@ -145,11 +145,16 @@ def autobatch(
         )
         if budget is not None and not isinstance(budget, Budget):
             raise ValueError(f"budget must be an autobatch.Budget; got {budget!r}")
+        forced = strategy
+        if forced is not None and not isinstance(forced, Strategy):
+            forced = Strategy.parse(forced)
+        if store is not None and store is not False and not isinstance(store, str | os.PathLike):
+            raise ValueError(f"store must be a folder, False for none, or None; got {store!r:.80}")
         planner = Planner(
             name=name or getattr(function, "__name__", type(function).__name__),
             key_name=name,
             budget=budget or Budget(),
-            strategy=Strategy.parse(strategy) if isinstance(strategy, str) else strategy,
+            strategy=forced,
             mode=None if tune is None else checked_mode(tune),
             store=store,
         )
@@ -180,12 +185,13 @@ class BatchedFunction(Generic[P, R]):
             RecordMissError: `tune="require"`, and there is no record.
         """
         dispatcher = self._dispatcher
+        serve = dispatcher.serve
         try:
-            return dispatcher.serve(*args, **kwargs)
+            return serve(*args, **kwargs)
         except Unplanned as unplanned:
             workload = unplanned.workload
         except (TypeError, ValueError):
-            if not dispatcher.is_misrouted(args, kwargs):
+            if not dispatcher.is_misrouted(serve, args, kwargs):
                 raise
             return self(*args, **kwargs)
         return dispatcher.settled(workload, args, kwargs)
@@ -226,12 +232,14 @@ class BatchedFunction(Generic[P, R]):
 
         Raises:
             ValueError, TypeError: what `jax.vmap` raises for this call, and for traced arguments.
+            IneligibleStrategyError: `strategy=` would not keep vmap's meaning.
             NoViableStrategyError: nothing fits the memory that the budget allows.
         """
-        if under_trace(jax.tree.leaves((args, kwargs))):
+        leaves = jax.tree.leaves((args, kwargs))
+        if under_trace(leaves) or any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
             raise TypeError(
                 f"`{self._planner.name}.tune(...)` measures on concrete arrays, and was called "
-                "inside a JAX transformation; call it before the transformed function"
+                "inside a JAX transformation or with shapes; call it before, on real arrays"
             )
         return self._dispatcher.planned(args, kwargs, anew=True)[1].plan
 

@@ -203,19 +203,25 @@ def decide(record: Record, limits: Limits) -> Decision:
     if least is None or limits.memory_bytes is None:
         barred = {each.strategy for each in record.outcomes if each.status == "ineligible"}
         return Decision(strategy=MAP if VMAP in barred else VMAP)
-    if (_need(least) or 0) <= limits.memory_bytes:  # not measured, but predicted to fit by now
-        return Decision(strategy=least.strategy)
+    if (_need(least) or 0) <= limits.memory_bytes:  # not measured, but it should fit
+        default = next((each for each in record.outcomes if each.strategy == VMAP), None)
+        fits = default is None or (_need(default) or 0) <= limits.memory_bytes
+        is_open = default is not None and default.status in ("out-of-time", "measured")
+        return Decision(strategy=VMAP if is_open and fits else least.strategy)
     count, what = len(record.outcomes), f"`{record.name}` ({record.batch_size} rows)"
-    found = "measured" if least.peak_bytes is not None else "predicted"
+    found = "planned" if least.peak_source == "xla" else "measured"
+    found = "predicted" if least.peak_bytes is None else found
     message = (
         f"none of {count} candidates for {what} fits memory={format_bytes(limits.memory_bytes)}. "
         f"The smallest {found} peak is {format_bytes(_need(least))} ({least.strategy})."
     )
     if limits.memory_is_explicit:
-        raise NoViableStrategyError(f"{message} Raise Budget.memory, or map fewer rows at once.")
+        raise NoViableStrategyError(
+            f"{message} Raise Budget.memory (or AUTOBATCH_MEMORY), or make the function hold less."
+        )
     return Decision(
         strategy=least.strategy,
-        warning=f"{message} It is used all the same; free memory, or map fewer rows at once.",
+        warning=f"{message} It is used all the same; free memory, or pass fewer rows.",
     )
 
 

@@ -70,8 +70,7 @@ def _without_unused(row: RowProgram, operands: Sequence[Any]) -> tuple[RowProgra
         for each in (*(var for eqn in jaxpr.eqns for var in eqn.invars), *jaxpr.outvars)
         if not isinstance(each, Literal)
     }
-    # What is mapped stays: without any, the batch would have no axis.
-    kept = [at for at, var in enumerate(jaxpr.invars) if var in used or row.in_axes[at] is not None]
+    kept = [at for at, var in enumerate(jaxpr.invars) if var in used]
     smaller = replace(
         row,
         jaxpr=jaxpr.replace(invars=[jaxpr.invars[at] for at in kept]),

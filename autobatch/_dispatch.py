@@ -39,20 +39,28 @@ class Dispatcher:
         self._spec, self._planner, self._donation = spec, planner, donation
         self._lock = threading.RLock()
         self._services: dict[Form, _Service] = {}
+        self._direct: Form | None = None
+        self._is_mixed = False
         self.serve: Serve = self._by_form
 
     def settled(self, workload: Workload, args: Any, kwargs: Any) -> Any:
         """Serves a described call that has no plan, and puts a program into service for it."""
         return self._service(args, kwargs).settled(workload, args, kwargs)
 
-    def is_misrouted(self, args: Any, kwargs: Any) -> bool:
+    def is_misrouted(self, serve: Serve, args: Any, kwargs: Any) -> bool:
         """Returns whether a call went to jit with objects where others had arrays, or reversed.
 
         From then on every call is looked at before it goes to jit.
+
+        Args:
+            serve: what the call went to.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
         """
-        if self.serve == self._by_form or self._form(args, kwargs) in self._services:
+        if serve == self._by_form or self._form(args, kwargs) == self._direct:
             return False
-        self.serve = self._by_form
+        with self._lock:
+            self._is_mixed, self.serve = True, self._by_form
         return True
 
     def planned(
@@ -71,31 +79,33 @@ class Dispatcher:
         return self._service(args, kwargs).serve(*args, **kwargs)
 
     def _service(self, args: Any, kwargs: Any) -> _Service:
-        try:
-            form = self._form(args, kwargs)
-        except ValueError:
-            spec = self._spec  # on a mapped axis an object is vmap's error, not ours
-            jax.vmap(lambda *_, **__: 0, spec.in_axes, axis_size=spec.axis_size)(*args, **kwargs)
-            raise
+        form = self._form(args, kwargs)
         with self._lock:
             if form not in self._services:
                 self._services[form] = _Service(self, form)
         return self._services[form]
 
     def _form(self, args: Any, kwargs: Any) -> Form:
-        return form_of(args, kwargs, self._spec.static_argnums, self._spec.static_argnames)
+        spec = self._spec
+        try:
+            return form_of(args, kwargs, spec.static_argnums, spec.static_argnames)
+        except ValueError:  # on a mapped axis an object is vmap's error, not ours
+            jax.vmap(lambda *_, **__: 0, spec.in_axes, axis_size=spec.axis_size)(*args, **kwargs)
+            raise
 
     def entered(self, service: _Service) -> None:
-        """Lets calls go straight to the only service there is."""
-        if len(self._services) == 1:
-            self.serve = service.serve
+        """Lets calls go straight to a service while all calls have its form."""
+        with self._lock:
+            self._direct = self._direct or service.form
+            self._is_mixed |= service.form != self._direct
+            self.serve = self._by_form if self._is_mixed else service.serve
 
 
 class _Service:
     """Serves the calls of one form."""
 
     def __init__(self, dispatcher: Dispatcher, form: Form) -> None:
-        self._dispatcher, self._form = dispatcher, form
+        self._dispatcher, self.form = dispatcher, form
         self._spec, self._planner = dispatcher._spec, dispatcher._planner
         self._donation, self._lock = dispatcher._donation, dispatcher._lock
         self._table: dict[Any, Serve] = {}
@@ -126,7 +136,7 @@ class _Service:
     def settled(self, workload: Workload, args: Any, kwargs: Any) -> Any:
         """Serves a described call that has no plan, and puts a program into service for it."""
         if under_trace(jax.tree.leaves((args, kwargs))):
-            self._enter(workload, args, kwargs, self._unserved)
+            self._enter(workload, args, kwargs, None)
             return self._traced.jitted(*args, **kwargs)
         with self._lock:
             program = self._enter_program(workload, args, kwargs)
@@ -160,11 +170,16 @@ class _Service:
         arrays, _ = self._split(args, kwargs)
         device = device_of(arrays)
         new_program = self._new_program(device)
-        planned = self._planner.known(workload, arrays, device, may_tune=True)
-        if planned is None:
-            planned = self._planner.tuned(workload, arrays, device, new_program)
-        elif anew and planned.record is not None:
-            planned = self._planner.tuned_anew(workload, arrays, device, new_program)
+        if anew:
+            planned = self._planner.fixed(workload, arrays)
+            if planned is None:
+                planned = self._planner.tuned_anew(workload, arrays, device, new_program)
+            self._common.pop(device, None)  # it has traced the old plan
+            self._tuned.pop(planned.plan.key, None)
+        else:
+            planned = self._planner.known(workload, arrays, device, may_tune=True)
+            if planned is None:
+                planned = self._planner.tuned(workload, arrays, device, new_program)
         key = planned.plan.key
         if planned.program is not None and self._donation == Donation():
             self._tuned[key] = planned.program
@@ -173,16 +188,15 @@ class _Service:
             program = self._common.get(device)
             if program is None:
                 # jit would take one trace for all devices, and the plan with it.
-                program = Program(self._spec, self._form, self._resolver(device), self._donation)
+                program = Program(self._spec, self.form, self._resolver(device), self._donation)
                 self._common[device] = program
-            program.prepare(workload, planned.plan.strategy)
-            program.jitted.trace(*args, **kwargs)  # which the call itself then need not do
-            program.release()
+            with program.prepared(workload, planned.plan.strategy):
+                program.jitted.trace(*args, **kwargs)  # which the call itself then need not do
         self._enter(workload, args, kwargs, program.jitted)
         return planned, program.jitted
 
     def _new_program(self, device: Any) -> Callable[[], Program]:
-        return lambda: Program(self._spec, self._form, self._resolver(device))
+        return lambda: Program(self._spec, self.form, self._resolver(device))
 
     def _resolver(self, device: Any) -> Resolve:
         def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
@@ -205,26 +219,29 @@ class _Service:
             new_program = self._new_program(device)
             return self._planner.inside(workload, arrays, device, new_program).plan.strategy
 
-        return Program(self._spec, self._form, resolve, self._donation)
+        return Program(self._spec, self.form, resolve, self._donation)
 
     @functools.cached_property
     def _off(self) -> Any:
-        return jit_object(self._spec.vmapped(self._spec.fun), self._form, self._donation)
+        return jit_object(self._spec.vmapped(self._spec.fun), self.form, self._donation)
 
     def _is_off(self) -> bool:
         return self._planner.strategy is None and self._planner.tuning_mode() == "off"
 
     def _split(self, args: Any, kwargs: Any) -> tuple[list[Any], Statics]:
-        return split(args, kwargs, self._form.static_argnums, self._form.static_argnames)
+        return split(args, kwargs, self.form.static_argnums, self.form.static_argnames)
 
     # One known shape goes straight to its jit object; several, over a table on the shape of the
     # first mapped argument, which costs less than half a microsecond.
 
-    def _enter(self, workload: Workload, args: Any, kwargs: Any, serve: Serve) -> None:
-        """Puts a callable into service for calls like this one."""
+    def _enter(self, workload: Workload, args: Any, kwargs: Any, serve: Serve | None) -> None:
+        """Puts a callable into service for calls like this one; None for a call inside a trace."""
         if self._probe is None:
             self._probe = _probe(workload, args, kwargs)
-        self._table[self._key_of(args, kwargs)] = serve
+        key = self._key_of(args, kwargs)
+        if serve is None:
+            serve = self._table.get(key, self._unserved)
+        self._table[key] = serve
         if len(self._table) == 1 and not several_kinds() and not several_local_devices():
             self.serve = serve
         else:
@@ -234,7 +251,7 @@ class _Service:
     def _by_shape(self) -> Serve:
         table, probe, unserved, key_of = self._table, self._probe, self._unserved, self._key_of
         assert probe is not None
-        if several_kinds() or several_local_devices():
+        if several_kinds() or several_local_devices():  # these need more than a shape
             return lambda *args, **kwargs: table.get(key_of(args, kwargs), unserved)(
                 *args, **kwargs
             )

@@ -81,6 +81,13 @@ def effect_of(row: RowProgram) -> str | None:
     return next((each for each in others if "NamedAxis" not in each), None)
 
 
+def has_callback(row: RowProgram) -> bool:
+    """Returns whether the program calls a user's code outside XLA."""
+    return any(
+        each.primitive.name in ("pure_callback", "ffi_call") for each in equations(row.jaxpr)
+    )
+
+
 def may_not_end(row: RowProgram) -> bool:
     """Returns whether a vectorised program may run for ever where a row by itself would not.
 
@@ -99,29 +106,51 @@ def _has_lane_loop(jaxpr: Any, mapped: list[bool]) -> bool:
             continue
         varying.update(equation.outvars)
         inner = [getattr(each, "jaxpr", each) for each in jaxprs_in_params(equation.params)]
-        if equation.primitive.name == "cond" and inputs[0]:
-            if any(_is_open_loop(each) for branch in inner for each in equations(branch)):
+        if equation.primitive.name == "cond":
+            inside = (each for branch in inner for each in equations(branch))
+            if inputs[0] and any(_is_open_loop(each) for each in inside):
                 return True
-        # Where operands and inputs do not pair up, every input may vary.
-        elif any(
-            _has_lane_loop(
-                each, inputs if len(inputs) == len(each.invars) else [True] * len(each.invars)
-            )
-            for each in inner
-        ):
-            return True
+            inputs = inputs[1:]
+        # A carry may come to vary in the loop; and where operands and inputs do not pair up, every
+        # input may.
+        is_loop = equation.primitive.name in ("scan", "while")
+        for each in inner:
+            pairs_up = len(inputs) == len(each.invars) and not is_loop
+            if _has_lane_loop(each, inputs if pairs_up else [True] * len(each.invars)):
+                return True
     return False
 
 
 def _is_open_loop(equation: Any) -> bool:
     """Returns whether an equation is a `while` that does not just count up to a bound."""
-    if equation.primitive.name != "while":
+    return equation.primitive.name == "while" and not _counts_up(equation.params)
+
+
+def _counts_up(parameters: dict[str, Any]) -> bool:
+    """Returns whether a `while` is what `fori_loop` makes: one carry counts up to a fixed bound."""
+    condition, body = (
+        getattr(each, "jaxpr", each)
+        for each in (parameters["cond_jaxpr"], parameters["body_jaxpr"])
+    )
+    if [each.primitive.name for each in condition.eqns] != ["lt"]:
         return False
-    condition = equation.params["cond_jaxpr"]
-    condition = getattr(condition, "jaxpr", condition)
-    return not (
-        [each.primitive.name for each in condition.eqns] == ["lt"]
-        and jnp.issubdtype(condition.eqns[0].invars[0].aval.dtype, jnp.integer)
+    counter, bound = condition.eqns[0].invars
+    before = condition.invars[parameters["cond_nconsts"] :]
+    inside = body.invars[parameters["body_nconsts"] :]
+    if counter not in before or not jnp.issubdtype(counter.aval.dtype, jnp.integer):
+        return False
+    if not isinstance(bound, Literal) and bound in before:
+        place = before.index(bound)
+        if body.outvars[place] is not inside[place]:
+            return False
+    place = before.index(counter)
+    return any(
+        each.primitive.name == "add"
+        and each.outvars[0] is body.outvars[place]
+        and each.invars[0] is inside[place]
+        and isinstance(each.invars[1], Literal)
+        and each.invars[1].val > 0
+        for each in body.eqns
     )
 
 

@@ -50,13 +50,15 @@ class Trial:
     planned_bytes: int | None = None
     growth_bytes: int | None = None
     first_run_s: float | None = None
+    is_far_slower: bool = False
+    rough_s: float | None = None
     repeats: int = 1
     samples: list[float] = field(default_factory=list)
 
     @property
     def run_s(self) -> float | None:
-        """Median seconds of one call."""
-        return statistics.median(self.samples) if self.samples else None
+        """Median seconds of one call; what calibrating saw if there are no samples."""
+        return statistics.median(self.samples) if self.samples else self.rough_s
 
     @property
     def run_mad_s(self) -> float | None:
@@ -98,7 +100,13 @@ def first_run(trial: Trial, args: Any, kwargs: Any, device: Any, instruments: In
 
 
 def calibrate(
-    trial: Trial, best_first_s: float | None, args: Any, kwargs: Any, instruments: Instruments
+    trial: Trial,
+    best_first_s: float | None,
+    args: Any,
+    kwargs: Any,
+    instruments: Instruments,
+    *,
+    most_repeats: int = 1000,
 ) -> None:
     """Runs the trial a second time to see how often a sample must repeat it.
 
@@ -109,12 +117,10 @@ def calibrate(
     if best_first_s is not None and trial.first_run_s > max(
         NO_SECOND_RUN_S, FAR_SLOWER * best_first_s
     ):
-        trial.samples.append(trial.first_run_s)
+        trial.is_far_slower, trial.rough_s = True, trial.first_run_s
         return
-    once = _sample(trial, args, kwargs, instruments)
-    trial.repeats = max(1, min(1000, round(SAMPLE_S / max(once, 1e-9))))
-    if trial.repeats == 1:
-        trial.samples.append(once)
+    trial.rough_s = _sample(trial, args, kwargs, instruments)
+    trial.repeats = max(1, min(most_repeats, round(SAMPLE_S / max(trial.rough_s, 1e-9))))
 
 
 def time_rounds(
@@ -125,6 +131,7 @@ def time_rounds(
     *,
     seconds: float,
     deadline: float,
+    most_rounds: int = ROUNDS_MOST,
 ) -> None:
     """Adds samples to every trial, interleaved in random order, so that drift hits all alike.
 
@@ -134,17 +141,19 @@ def time_rounds(
         kwargs: keyword arguments of the call.
         instruments: the clock.
         seconds: after the least number of rounds, no round begins beyond this.
-        deadline: no round begins beyond this reading of the clock.
+        deadline: no sample begins beyond this reading of the clock.
+        most_rounds: most samples of a trial.
     """
     order, shuffle = list(trials), random.Random(0).shuffle
     enough = instruments.clock() + seconds
     with _no_garbage_collection():
-        for done in range(ROUNDS_MOST):
-            now = instruments.clock()
-            if now > deadline or (done >= ROUNDS_LEAST and now > enough):
-                break
+        for done in range(most_rounds):
+            if done >= ROUNDS_LEAST and instruments.clock() > enough:
+                return
             shuffle(order)
             for trial in order:
+                if instruments.clock() > deadline:
+                    return
                 trial.samples.append(_sample(trial, args, kwargs, instruments))
             best = min(min(trial.samples) for trial in order)
             if done:  # one sample may be a disturbance

@@ -107,20 +107,16 @@ class Planner:
             NoViableStrategyError: the record says that nothing fits the budget.
             RecordMissError: `tune="require"`, and there is no record.
         """
-        if self.strategy is not None:
-            return self._forced(workload, arrays, self.strategy)
-        reason = nothing_to_choose(workload) or only_vmap(workload, arrays)
-        if reason is not None:
-            return _unmeasured("sole", f"vmap alone: {reason}")
+        fixed = self.fixed(workload, arrays)
+        if fixed is not None:
+            return fixed
         parts = key_parts(workload, device, name=self.key_name)
         key = digest(parts)
         if key in self._plans:
             return self._plans[key]
-        reason = must_not_run(workload)
-        if reason is not None:
-            return _unmeasured("estimate", f"not measured: {reason}", key)
         mode = self.tuning_mode()
-        may_tune = may_tune and mode in ("first-call", "force")
+        could_tune = mode in ("first-call", "force")
+        may_tune = may_tune and could_tune
         if may_tune and mode == "force" and key not in self._measured:
             return None
         record, source = self._recorded(key)
@@ -130,11 +126,33 @@ class Planner:
                 return None
             if record.data == "synthetic":
                 return self._planned(record, limits, "synthetic", keep=False)
-            return self._planned(record, limits, source)
+            # What a trace is content with must not keep the next call from measuring.
+            is_open = could_tune and bool(mode == "force" or to_resume(record, limits))
+            return self._planned(record, limits, source, keep=may_tune or not is_open)
         if mode == "require":
             raise RecordMissError(self._miss(parts))
         if mode == "cached":
             return self._estimated(workload, arrays, device, key, "tune='cached'")
+        return None
+
+    def fixed(self, workload: Workload, arrays: Sequence[Any]) -> Planned | None:
+        """Returns the plan of a workload of which nothing is to be measured, or None.
+
+        Args:
+            workload: the described call.
+            arrays: its arrays, concrete or traced.
+
+        Raises:
+            IneligibleStrategyError: the forced strategy would not keep the meaning.
+        """
+        if self.strategy is not None:
+            return self._forced(workload, arrays, self.strategy)
+        reason = nothing_to_choose(workload) or only_vmap(workload, arrays)
+        if reason is not None:
+            return _unmeasured("sole", f"vmap alone: {reason}")
+        reason = must_not_run(workload)
+        if reason is not None:
+            return _unmeasured("estimate", f"not measured: {reason}")
         return None
 
     def tuned(
@@ -207,7 +225,8 @@ class Planner:
             self.name,
         )
         try:
-            with jax.ensure_compile_time_eval():
+            # NaNs of invented values are nobody's.
+            with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
                 job = replace(job, arrays=tuple(stand_ins(workload.arguments)), data="synthetic")
                 return self._measure(job, None)
         except Exception as error:  # such as collectives over an axis of the outer program

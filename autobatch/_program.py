@@ -8,7 +8,8 @@ describes the call, is told the strategy, and maps. Which program serves which c
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +71,9 @@ class Program:
             if form_of(args, kwargs, spec.static_argnums, spec.static_argnames) != form:
                 raise Misrouted
             arrays, statics = split_traced(args, kwargs)
-            if self._prepared is not None and self._prepared[0].serves(arrays, statics):
-                workload, strategy = self._prepared
+            prepared = self._prepared  # another thread may take it away
+            if prepared is not None and prepared[0].serves(arrays, statics):
+                workload, strategy = prepared
             else:
                 workload = describe(spec, arrays, statics)
                 strategy = resolve(workload, arrays)
@@ -82,13 +84,17 @@ class Program:
 
         self.jitted: Any = jit_object(body, form, donation or Donation())
 
-    def prepare(self, workload: Workload, strategy: Strategy) -> None:
-        """Lets the next trace of this workload use what is known already, without tracing `fun`."""
-        self._prepared = (workload, strategy)
+    @contextmanager
+    def prepared(self, workload: Workload, strategy: Strategy) -> Iterator[None]:
+        """Lets traces of this workload use what is known already, without tracing `fun` again.
 
-    def release(self) -> None:
-        """Forgets what was prepared: a jaxpr holds constants, and is not kept per shape."""
-        self._prepared = None
+        Afterwards it is forgotten: a jaxpr holds constants, and is not kept per shape.
+        """
+        self._prepared = (workload, strategy)
+        try:
+            yield
+        finally:
+            self._prepared = None
 
 
 def jit_object(body: Callable[..., Any], form: Form, donation: Donation) -> Any:

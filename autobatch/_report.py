@@ -60,7 +60,7 @@ def explain(record: Record, plan: Plan, limits: Limits) -> str:
     if any(each.peak_source == "xla" for each in outcomes):
         lines.append("   * as XLA plans it, not measured")
     if record.noise is not None and record.noise > LOUD_NOISE:
-        lines.append(f"   noisy: two measurements of vmap differ by {record.noise:.0%}")
+        lines.append(f"   noisy: two measurements of one program differ by {record.noise:.0%}")
     return "\n".join(lines)
 
 

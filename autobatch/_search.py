@@ -47,10 +47,10 @@ def left_out(batch_size: int, tried: tuple[Strategy, ...]) -> tuple[Outcome, ...
     outcomes = []
     if UNROLLED not in tried:
         reason = f"not tried beyond {UNROLLED_ROWS_MOST} rows"
-        outcomes.append(Outcome(strategy=UNROLLED, status="ineligible", reason=reason))
+        outcomes.append(Outcome(strategy=UNROLLED, status="unmeasured", reason=reason))
     if not any(each.family == "chunked" for each in tried):
         reason = f"no chunk between 1 and all of {batch_size} rows"
-        outcomes.append(Outcome(strategy=chunked(1), status="ineligible", reason=reason))
+        outcomes.append(Outcome(strategy=chunked(1), status="unmeasured", reason=reason))
     return tuple(outcomes)
 
 

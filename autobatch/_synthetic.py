@@ -14,6 +14,7 @@ from autobatch._nesting import is_busy
 from autobatch._workload import Workload, equations
 
 _VALUE_DEPENDENT = {"while", "cond"}
+_CALLING_OUT = {"pure_callback", "ffi_call"}
 
 
 def why_no_stand_ins(workload: Workload) -> str | None:
@@ -34,6 +35,8 @@ def why_no_stand_ins(workload: Workload) -> str | None:
     for equation in equations(workload.row.jaxpr):
         if equation.primitive.name in _VALUE_DEPENDENT:
             return f"its run time depends on values (`{equation.primitive.name}`)"
+        if equation.primitive.name in _CALLING_OUT:
+            return f"`{equation.primitive.name}` must not see invented values"
     return None
 
 

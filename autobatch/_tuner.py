@@ -16,7 +16,7 @@ from typing import Any
 from autobatch import _measure, _memory
 from autobatch._bound import tree_bytes
 from autobatch._choose import choose, total_s
-from autobatch._eligibility import may_not_end
+from autobatch._eligibility import has_callback, may_not_end
 from autobatch._errors import warn_once
 from autobatch._instruments import Instruments
 from autobatch._key import device_in_words
@@ -122,6 +122,9 @@ class _Tuning:
         self._argument_bytes = tree_bytes(job.arrays)
         self._announced = False
         self._noise: float | None = None
+        row = job.workload.row
+        # Each call of a `pure_callback` runs a user's code: as few as will do.
+        self._is_called_back = row is not None and has_callback(row)
 
     def run(self, resume: tuple[Record, Iterable[Strategy]] | None) -> Tuned:
         default = self._trace(VMAP)  # before anything is compiled: misuse is the user's error
@@ -133,12 +136,12 @@ class _Tuning:
             kept += barred
         else:
             record, wanted = resume
-            strategies = tuple(wanted)
-            kept = tuple(each for each in record.outcomes if each.strategy not in strategies)
-            self._noise = record.noise
+            rows, strategies = self._job.workload.batch_size, tuple(wanted)
             chosen = choose(record, self._job.limits)
-            if chosen is not None:
+            if chosen is not None:  # what the others must agree with
                 strategies = (chosen, *strategies)
+            strategies = tuple(sorted(strategies, key=lambda each: rows_at_once(each, rows)))
+            kept = tuple(each for each in record.outcomes if each.strategy not in strategies)
         traced = {VMAP: default}
         self._announce(
             len(strategies) * _EQUATION_S * sum(1 for _ in equations(default.traced.jaxpr))
@@ -148,13 +151,16 @@ class _Tuning:
         try:
             for number, strategy in enumerate(strategies):
                 self._try(strategy, traced.pop(strategy, None))
-                self._announce((len(strategies) - number - 1) * self._slowest_compile())
+                self._announce((len(strategies) - number - 1) * self._slowest())
             traced.clear()
             self._time()
         except KeyboardInterrupt:
             interrupted = True
         self._reference = None
-        outcomes = {each: _cut_short(each) for each in strategies}
+        reason = "interrupted" if interrupted else "the time for tuning was up"
+        outcomes = {
+            each: Outcome(strategy=each, status="out-of-time", reason=reason) for each in strategies
+        }
         outcomes |= {each.strategy: each for each in (*self._measured(), *self._failures)}
         outcomes |= {each.strategy: each for each in kept}
         record = self._record(tuple(outcomes.values()), interrupted)
@@ -191,10 +197,8 @@ class _Tuning:
 
     def _trace(self, strategy: Strategy) -> Trial:
         job, program = self._job, self._job.new_program()
-        program.prepare(job.workload, strategy)
-        trial = _measure.trace(strategy, program, self._args, self._kwargs)
-        program.release()
-        return trial
+        with program.prepared(job.workload, strategy):
+            return _measure.trace(strategy, program, self._args, self._kwargs)
 
     def _try(self, strategy: Strategy, trial: Trial | None) -> None:
         """Takes one candidate through the gates; it ends among the trials or the failures."""
@@ -238,15 +242,26 @@ class _Tuning:
                 return
         del outputs
         firsts = [each.first_run_s for each in self._trials if each.first_run_s is not None]
-        _measure.calibrate(trial, min(firsts, default=None), self._args, self._kwargs, instruments)
         self._trials.append(trial)
+        if instruments.clock() > self._deadline:
+            trial.is_far_slower, trial.rough_s = True, trial.first_run_s
+            return
+        _measure.calibrate(
+            trial,
+            min(firsts, default=None),
+            self._args,
+            self._kwargs,
+            instruments,
+            most_repeats=1 if self._is_called_back else 1000,
+        )
 
     def _time(self) -> None:
         instruments = self._instruments
-        timed = [each for each in self._trials if each.samples[:1] != [each.first_run_s]]
+        timed = [each for each in self._trials if not each.is_far_slower]
         if not timed:
             return
-        again = replace(timed[0], samples=[])
+        once = next((each for each in timed if each.strategy == VMAP), timed[0])
+        again = replace(once, samples=[])
         compiling = sum(each.compile_s or 0.0 for each in timed)
         _measure.time_rounds(
             [*timed, again],
@@ -255,8 +270,9 @@ class _Tuning:
             instruments,
             seconds=min(2.0, max(0.1, 0.25 * compiling)),
             deadline=self._deadline,
+            most_rounds=_measure.ROUNDS_LEAST if self._is_called_back else _measure.ROUNDS_MOST,
         )
-        first, second = timed[0].run_s, again.run_s
+        first, second = once.run_s, again.run_s if again.samples else None
         if first and second:
             self._noise = abs(first - second) / min(first, second)
 
@@ -314,7 +330,7 @@ class _Tuning:
                 compile_s=trial.compile_s,
                 run_s=trial.run_s,
                 run_mad_s=trial.run_mad_s,
-                samples=len(trial.samples),
+                samples=max(1, len(trial.samples)),
                 peak_bytes=peak,
                 peak_source=source,
                 predicted_bytes=trial.bound_bytes,
@@ -348,8 +364,12 @@ class _Tuning:
         pairs = zip(workload.arguments, workload.in_axes, strict=True)
         return tree_bytes([argument for argument, axis in pairs if axis is not None])
 
-    def _slowest_compile(self) -> float:
-        return max((each.compile_s or 0.0 for each in self._trials), default=0.0)
+    def _slowest(self) -> float:
+        """Returns the seconds that the slowest candidate so far took to compile and run twice."""
+        return max(
+            ((each.compile_s or 0.0) + 2 * (each.first_run_s or 0.0) for each in self._trials),
+            default=0.0,
+        )
 
     def _announce(self, seconds: float) -> None:
         if seconds > LONG_S and not self._announced:
@@ -377,7 +397,3 @@ class _Tuning:
             chosen or "nothing viable",
             text,
         )
-
-
-def _cut_short(strategy: Strategy) -> Outcome:
-    return Outcome(strategy=strategy, status="out-of-time", reason="the time for tuning was up")

@@ -443,6 +443,31 @@ def test_a_function_that_may_not_end_under_vmap_is_not_vectorised() -> None:
     np.testing.assert_allclose(jax.jit(autobatch(endless))(x), [0, 10.5, 0, 10.5, 0])
 
 
+def doubling(x: Any) -> Any:
+    """Counts below a bound, but 0 doubled stays 0."""
+    loop = lambda x: jax.lax.while_loop(lambda v: v < 100, lambda v: v * 2, x)  # noqa: E731
+    return jax.lax.cond(x > 0, loop, lambda x: x, x)
+
+
+def in_a_carry(x: Any) -> Any:
+    """The carry of the scan starts the same for all rows, and varies from the second step on."""
+    step = lambda c, _: (c * 0 + endless(c) * 0 + x, None)  # noqa: E731
+    return jax.lax.scan(step, jnp.float32(1), None, length=2)[0]
+
+
+@pytest.mark.parametrize(
+    ("fun", "x"),
+    [
+        (doubling, np.arange(8, dtype=np.int32)),
+        (in_a_carry, np.float32([3, -2.5, 4])),
+        (lambda x: jax.jit(endless)(x), np.float32([3, -2.5, 4])),
+    ],
+)
+def test_loops_that_may_not_end_are_seen_wherever_they_are(fun: Any, x: Any) -> None:
+    outcomes = {each.strategy.family: each for each in autobatch(fun).plan(x).outcomes}
+    assert outcomes["vmap"].status == "ineligible"
+
+
 def test_loops_that_end_are_vectorised() -> None:
     counting = lambda x, n: jax.lax.fori_loop(0, n, lambda _, x: x + 1, x)  # noqa: E731
     branch = lambda x, n: jax.lax.cond(n > 2, counting, lambda x, n: x, x, n)  # noqa: E731

@@ -52,7 +52,7 @@ def test_the_first_run_is_no_sample() -> None:
     trial = fake_trial(clock, 5.0, 2.0)
     _measure.first_run(trial, (), {}, None, instruments(clock))
     _measure.calibrate(trial, None, (), {}, instruments(clock))
-    assert (trial.first_run_s, trial.samples) == (5.0, [2.0])
+    assert (trial.first_run_s, trial.run_s) == (5.0, 2.0)
 
 
 def test_short_calls_are_repeated_until_a_sample_is_long_enough() -> None:
@@ -69,7 +69,7 @@ def test_far_slower_than_the_best_gets_no_second_run() -> None:
     clock = Clock()
     trial = fake_trial(clock, 10.0, first_run_s=10.0)
     _measure.calibrate(trial, 1.0, (), {}, instruments(clock))
-    assert trial.samples == [10.0]
+    assert (trial.is_far_slower, trial.run_s) == (True, 10.0)
     assert trial.program.calls == 0  # pyright: ignore[reportAttributeAccessIssue]
 
 

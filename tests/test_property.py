@@ -21,7 +21,7 @@ from same import assert_same
 
 from autobatch import autobatch
 
-SIZES = [1, 2, 3, 5, 7, 13]
+SIZES = [0, 1, 2, 3, 5, 7, 13]
 FLOATS = ["float32", "bfloat16", "complex64"]
 OTHERS = ["int32", "uint8", "bool", "key", "legacy key"]
 

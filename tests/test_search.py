@@ -47,7 +47,7 @@ def test_every_family_has_a_candidate_or_a_reason(batch_size: int, row_bytes: in
     families = [*(each.family for each in tried), *(each.strategy.family for each in outcomes)]
     assert set(families) == set(FAMILIES)
     assert not {each.strategy for each in outcomes} & set(tried)
-    assert all(each.status == "ineligible" and each.reason for each in outcomes)
+    assert all(each.status == "unmeasured" and each.reason for each in outcomes)
 
 
 @pytest.mark.parametrize(

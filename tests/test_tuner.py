@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from autobatch import Budget, Plan, _derivative, _measure, _planner, _tuner, autobatch
+from autobatch._choose import Decision
 from autobatch._instruments import Instruments
 from autobatch._mapping import mapped
 from autobatch._measure import Trial
@@ -187,13 +188,65 @@ def test_figures_of_a_device_that_has_none_stay_unknown(monkeypatch: pytest.Monk
 
 
 def test_control_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_measure, "compile_", failing(KeyboardInterrupt(), MAP))
-    with pytest.raises(KeyboardInterrupt):
-        autobatch(fun)(rows())
+    with monkeypatch.context() as patch:
+        patch.setattr(_measure, "compile_", failing(KeyboardInterrupt(), MAP))
+        with pytest.raises(KeyboardInterrupt):
+            autobatch(fun)(rows())
     ((record, _),) = _planner._KNOWN.values()
-    found = {str(each.strategy): each.status for each in record.outcomes}
-    assert {found[each] for each in ("vmap", "chunked:4", "chunked:2")} == {"measured"}
-    assert {found[each] for each in ("map", "unrolled")} == {"out-of-time"}
+    found = {str(each.strategy): each for each in record.outcomes}
+    for strategy in ("vmap", "chunked:4", "chunked:2"):
+        assert found[strategy].status == "measured"
+        assert found[strategy].run_s is not None
+    for strategy in ("map", "unrolled"):
+        assert (found[strategy].status, found[strategy].reason) == ("out-of-time", "interrupted")
+    resumed = outcomes(autobatch(fun).plan(rows()))
+    assert {each.status for each in resumed.values()} == {"measured"}
+    for strategy in ("chunked:4", "chunked:2"):
+        assert resumed[strategy].run_s is not None
+
+
+def test_a_pure_callback_is_called_few_times() -> None:
+    calls: list[int] = []
+
+    def count(x: Any) -> Any:
+        calls.append(1)
+        return x
+
+    def called(x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(count, shape, x, vmap_method="expand_dims")
+
+    batched, x = autobatch(called), rows(2, 1)
+    batched.plan(x)
+    candidates = sum(each.status == "measured" for each in batched.plan(x).outcomes)
+    runs = 2 + _measure.ROUNDS_LEAST
+    assert len(calls) <= (candidates + 1) * runs * len(x)
+    calls.clear()
+    jax.make_jaxpr(lambda x: autobatch(called, store=False)(x + 1))(x)
+    assert calls == []
+
+
+@pytest.mark.parametrize("mode", ["require", "cached", "force", "first-call"])
+def test_tune_measures_in_every_mode(mode: Any) -> None:
+    assert autobatch(fun, tune=mode).tune(rows()).source == "tuned"
+
+
+def test_a_call_inside_a_trace_does_not_use_up_a_forced_tuning() -> None:
+    autobatch(fun)(rows())
+    _planner._KNOWN.clear()
+    forced = autobatch(fun, tune="force")
+    jax.make_jaxpr(lambda x: forced(x))(rows())
+    assert forced.plan(rows()).source == "tuned"
+
+
+def test_donating_functions_are_tuned_again_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = [VMAP, MAP]
+    monkeypatch.setattr(_planner, "decide", lambda *_: Decision(strategy=choice[0]))
+    batched = autobatch(jnp.sin, donate_argnums=0)
+    batched.plan(jnp.asarray(rows()))
+    choice.pop(0)
+    assert str(batched.tune(jnp.asarray(rows())).strategy) == "map"
+    assert "while" in batched.lower(jnp.asarray(rows())).as_text()
 
 
 def test_every_tuning_says_one_line_and_a_long_one_warns_before(
