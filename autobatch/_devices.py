@@ -1,4 +1,4 @@
-"""Where a call would run, and whether it may touch its arrays now."""
+"""Where a call would run, and whether it may touch its arrays now. Memory is in `_memory`."""
 
 from __future__ import annotations
 

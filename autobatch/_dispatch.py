@@ -44,7 +44,12 @@ class Dispatcher:
         self.serve: Serve = self._by_form
 
     def settled(self, workload: Workload, args: Any, kwargs: Any) -> Any:
-        """Serves a described call that has no plan, and puts a program into service for it."""
+        """Serves a described call that has no plan, and puts a program into service for it.
+
+        Raises:
+            NoViableStrategyError: nothing fits the memory that the budget allows.
+            ValueError, TypeError: what `jax.vmap` raises for this call.
+        """
         return self._service(args, kwargs).settled(workload, args, kwargs)
 
     def is_misrouted(self, serve: Serve, args: Any, kwargs: Any) -> bool:
@@ -72,6 +77,10 @@ class Dispatcher:
             args: positional arguments of the call.
             kwargs: its keyword arguments.
             anew: whether to measure again although there is a plan.
+
+        Raises:
+            IneligibleStrategyError, NoViableStrategyError, RecordMissError: there is no such plan.
+            ValueError, TypeError: what `jax.vmap` raises for this call.
         """
         return self._service(args, kwargs).planned(args, kwargs, anew=anew)
 

@@ -166,6 +166,7 @@ def _only_vmap_for(equation: Any, axis_name: Any) -> str | None:
         return "rbg keys draw other numbers row by row than under vmap"
     if any(_is_ref(atom.aval) for atom in equation.invars if not isinstance(atom, Literal)):
         return "it works on mutable references"
+    # Their types are private; all are called Ordered..., or ...OrderedEffect.
     if any("rdered" in type(each).__name__ for each in equation.effects):
         return "it has ordered effects"
     if axis_name is not None and any(

@@ -25,6 +25,9 @@ def estimated(workload: Workload, arrays: Sequence[Any], limits: Limits) -> Deci
         workload: the described call.
         arrays: its arrays, concrete or traced; only shapes are looked at.
         limits: the budget on this device.
+
+    Raises:
+        ValueError, TypeError: what `jax.vmap` raises for this program.
     """
     row = workload.row
     if row is None:

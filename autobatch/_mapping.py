@@ -60,9 +60,14 @@ def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list
 
 
 def check(row: RowProgram, operands: Sequence[Any]) -> None:
-    """Raises what `jax.vmap` raises for this program; computes nothing.
+    """Traces what `jax.vmap` makes of this program; other strategies would accept what it refuses.
 
-    Other strategies would accept what vmap refuses.
+    Args:
+        row: the function of one example, and the axes.
+        operands: the closed-over arrays, then those of the call.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: whatever `jax.vmap` raises.
     """
     jax.eval_shape(lambda *each: mapped(VMAP, row, each), *operands)
 

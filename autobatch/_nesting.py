@@ -1,4 +1,7 @@
-"""Whether this thread is describing or tuning a mapped function right now."""
+"""Whether this thread is describing or tuning a mapped function right now.
+
+What follows from it is decided in `_synthetic`.
+"""
 
 from __future__ import annotations
 

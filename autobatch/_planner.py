@@ -1,6 +1,6 @@
 """From a described call to its plan: what this process knows, the store, or a new tuning.
 
-One planner belongs to one mapped function. Which jit object then serves the call is in `_api`.
+One planner belongs to one mapped function. Which jit object then serves the call is in `_dispatch`.
 """
 
 from __future__ import annotations
@@ -182,7 +182,11 @@ class Planner:
     def tuned_anew(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
     ) -> Planned:
-        """Returns the plan after a tuning that replaces what was known; see `tuned`."""
+        """Returns the plan after a tuning that replaces what was known; see `tuned`.
+
+        Raises:
+            NoViableStrategyError, ValueError, TypeError: as `tuned`.
+        """
         return self._measure(self._job(workload, arrays, device, new_program), None)
 
     def inside(
@@ -276,7 +280,11 @@ class Planner:
         return _unmeasured("estimate", f"not measured: {how}", key, decision.strategy)
 
     def tuning_mode(self) -> Mode:
-        """Returns the mode in force: the argument, else the environment's, else `first-call`."""
+        """Returns the mode in force: the argument, else the environment's, else `first-call`.
+
+        Raises:
+            ValueError: `AUTOBATCH_TUNE` holds no mode.
+        """
         return self.mode or checked_mode(os.environ.get("AUTOBATCH_TUNE") or "first-call")
 
     def _planned(

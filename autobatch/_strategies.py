@@ -1,6 +1,7 @@
-"""Strategies as data: what they are called and which may serve a function.
+"""Strategies as data: what they are called and how many rows they take at once.
 
-How a strategy is run is in `_mapping`; which one is tried is decided in `_search`.
+How a strategy is run is in `_mapping`, which may serve a function in `_eligibility`, which one is
+tried in `_search`.
 """
 
 from __future__ import annotations

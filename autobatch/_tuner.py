@@ -38,6 +38,8 @@ _EQUATION_S = 5e-4
 _TRUSTED_STEP = 8
 """Memory measured at some rows at once speaks for up to this many times as many."""
 _SAFETY = 1.25
+# What XLA says where it planned the buffer, and where a library inside asked for it ("failed to
+# allocate", "allocation failed").
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "llocat")
 
 _DEVICE = threading.RLock()
@@ -387,7 +389,7 @@ class _Tuning:
         chosen, text = choose(record, limits), ""
         totals = {each.strategy: total_s(each, limits.expected_calls) for each in record.outcomes}
         if chosen is not None and VMAP in totals and math.isfinite(totals[VMAP]):
-            text = f", {format_factor(totals[VMAP] / totals[chosen])} the speed of vmap"
+            text = f", in all {format_factor(totals[VMAP] / totals[chosen])} faster than vmap"
         LOGGER.info(
             "autobatch: tuned `%s` (%d rows, %s) in %s: %s%s",
             record.name,
