@@ -388,7 +388,7 @@ class _Tuning:
         limits = self._job.limits
         chosen, text = choose(record, limits), ""
         totals = {each.strategy: total_s(each, limits.expected_calls) for each in record.outcomes}
-        if chosen is not None and VMAP in totals and math.isfinite(totals[VMAP]):
+        if chosen not in (None, VMAP) and math.isfinite(totals.get(VMAP, math.inf)):
             text = f", in all {format_factor(totals[VMAP] / totals[chosen])} faster than vmap"
         LOGGER.info(
             "autobatch: tuned `%s` (%d rows, %s) in %s: %s%s",
