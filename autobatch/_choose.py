@@ -237,7 +237,13 @@ def is_measured(record: Record) -> bool:
 
 def smallest(record: Record) -> Outcome | None:
     """Returns the outcome with the least known or predicted need, for when nothing fits."""
-    usable: tuple[Status, ...] = ("measured", "over-memory")
+    usable: tuple[Status, ...] = (
+        "measured",
+        "over-memory",
+        "over-compile",
+        "out-of-time",
+        "not-worth",
+    )
     needs = [each for each in record.outcomes if each.status in usable and _need(each) is not None]
     return min(needs, key=lambda each: (_need(each), _preference(each)), default=None)
 

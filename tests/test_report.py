@@ -86,7 +86,7 @@ def test_one_row() -> None:
 @pytest.mark.parametrize(("noise", "told"), [(0.25, True), (0.11, True), (0.1, False)])
 def test_noise_is_told_when_it_is_loud(noise: float, told: bool) -> None:
     text = table(make_record(noise=noise))
-    line = f"noisy: two measurements of vmap differ by {noise:.0%}"
+    line = f"noisy: two measurements of one program differ by {noise:.0%}"
     assert (line in text) == told
     assert "noisy" not in table(make_record(noise=None))
 
