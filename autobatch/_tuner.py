@@ -18,6 +18,7 @@ from autobatch._bound import tree_bytes
 from autobatch._choose import choose, total_s
 from autobatch._eligibility import has_callback, may_not_end
 from autobatch._errors import warn_once
+from autobatch._gate import Need, predicted_bytes
 from autobatch._instruments import Instruments
 from autobatch._key import device_in_words
 from autobatch._measure import Reference, Trial
@@ -35,9 +36,6 @@ LONG_S = 5.0
 """A tuning expected to take longer is announced."""
 _EQUATION_S = 5e-4
 """Rough compile time of one equation, to tell a long tuning before it starts."""
-_TRUSTED_STEP = 8
-"""Memory measured at some rows at once speaks for up to this many times as many."""
-_SAFETY = 1.25
 # What XLA says where it planned the buffer, and where a library inside asked for it ("failed to
 # allocate", "allocation failed").
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "llocat")
@@ -283,30 +281,22 @@ class _Tuning:
         return limit is None or count <= limit
 
     def _predicted(self, trial: Trial) -> int:
-        """Returns the bytes that a candidate may need: its bound, corrected by fewer rows at once.
-
-        The bound knows nothing of fusion, so it may be far too high; and nothing of what libraries
-        keep, so it may be too low. What the next smaller candidate was measured to need corrects
-        it both ways: temporaries grow with the rows worked on at once, with some reserve.
-        """
+        """Returns the bytes that a candidate may need, by its bound and what others needed."""
         rows = self._job.workload.batch_size
-        at_once = rows_at_once(trial.strategy, rows)
-        smaller = [
-            each
-            for each in self._trials
-            if each.growth_bytes is not None and rows_at_once(each.strategy, rows) <= at_once
-        ]
-        if not smaller:
-            return trial.bound_bytes
-        nearest = max(smaller, key=lambda each: rows_at_once(each.strategy, rows))
-        needed = self._peak(nearest, argument_bytes=0)[0] or 0
-        excess = (self._argument_bytes + needed) / max(1, nearest.bound_bytes)
-        if excess > 1:
-            return int(excess * trial.bound_bytes)
-        factor = at_once / max(1, rows_at_once(nearest.strategy, rows))
-        if factor > _TRUSTED_STEP:
-            return trial.bound_bytes
-        return min(trial.bound_bytes, int(self._argument_bytes + _SAFETY * factor * needed))
+        return predicted_bytes(
+            bound_bytes=trial.bound_bytes,
+            rows_at_once=rows_at_once(trial.strategy, rows),
+            argument_bytes=self._argument_bytes,
+            known=[
+                Need(
+                    rows_at_once=rows_at_once(each.strategy, rows),
+                    bound_bytes=each.bound_bytes,
+                    needed_bytes=self._peak(each, argument_bytes=0)[0] or 0,
+                )
+                for each in self._trials
+                if each.growth_bytes is not None
+            ],
+        )
 
     def _fail_memory(self, strategy: Strategy, count: int, verb: str) -> None:
         limit = format_bytes(self._job.limits.memory_bytes)

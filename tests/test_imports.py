@@ -32,7 +32,7 @@ LAYERS = (
     {"_devices", "_workload"},
     {"_leaves", "_nesting"},
     {"_report"},
-    {"_bound", "_choose"},
+    {"_bound", "_choose", "_gate"},
     {"_record"},
     {"_errors", "_folder", "_strategies", "_units"},
 )
@@ -43,6 +43,7 @@ PURE = {
     "_bound": {"jax"},
     "_choose": set(),
     "_errors": set(),
+    "_gate": set(),
     "_record": set(),
     "_report": set(),
     "_search": set(),
