@@ -19,6 +19,15 @@ from autobatch._units import format_bytes, format_factor, format_seconds
 
 Source = Literal["tuned", "record", "nearest", "synthetic", "estimate", "forced", "off", "sole"]
 
+_USABLE: tuple[Status, ...] = (
+    "measured",
+    "over-memory",
+    "over-compile",
+    "out-of-time",
+    "not-worth",
+)
+"""What became of a strategy that may serve, if its memory fits."""
+
 LEAST_GAIN = 0.03
 """A strategy replaces `vmap` only where it gains more than this share, or more than the noise."""
 
@@ -199,15 +208,14 @@ def decide(record: Record, limits: Limits) -> Decision:
     strategy = choose(record, replace(limits, compile_s=math.inf))
     if strategy is not None:
         return Decision(strategy=strategy)
-    least = smallest(record)
+    fallback, least = _fallback(record), smallest(record)
     if least is None or limits.memory_bytes is None:
-        barred = {each.strategy for each in record.outcomes if each.status == "ineligible"}
-        return Decision(strategy=MAP if VMAP in barred else VMAP)
+        return Decision(strategy=fallback)
     if (_need(least) or 0) <= limits.memory_bytes:  # not measured, but it should fit
-        default = next((each for each in record.outcomes if each.strategy == VMAP), None)
-        fits = default is None or (_need(default) or 0) <= limits.memory_bytes
-        is_open = default is not None and default.status in ("out-of-time", "measured")
-        return Decision(strategy=VMAP if is_open and fits else least.strategy)
+        own = next((each for each in record.outcomes if each.strategy == fallback), None)
+        is_open = own is not None and own.status in ("out-of-time", "measured")
+        fits = own is None or (_need(own) or 0) <= limits.memory_bytes
+        return Decision(strategy=fallback if is_open and fits else least.strategy)
     count, what = len(record.outcomes), f"`{record.name}` ({record.batch_size} rows)"
     found = "planned" if least.peak_source == "xla" else "measured"
     found = "predicted" if least.peak_bytes is None else found
@@ -236,16 +244,23 @@ def is_measured(record: Record) -> bool:
 
 
 def smallest(record: Record) -> Outcome | None:
-    """Returns the outcome with the least known or predicted need, for when nothing fits."""
-    usable: tuple[Status, ...] = (
-        "measured",
-        "over-memory",
-        "over-compile",
-        "out-of-time",
-        "not-worth",
-    )
-    needs = [each for each in record.outcomes if each.status in usable and _need(each) is not None]
+    """Returns the outcome with the least known or predicted need, for when nothing fits.
+
+    Strategies that failed are left out, but for the one that is used where nothing else is known.
+    """
+    fallback = _fallback(record)
+    needs = [
+        each
+        for each in record.outcomes
+        if _need(each) is not None and (each.status in _USABLE or each.strategy == fallback)
+    ]
     return min(needs, key=lambda each: (_need(each), _preference(each)), default=None)
+
+
+def _fallback(record: Record) -> Strategy:
+    """Returns `vmap`, or `map` where `vmap` might not end."""
+    barred = {each.strategy for each in record.outcomes if each.status == "ineligible"}
+    return MAP if VMAP in barred else VMAP
 
 
 def explained(record: Record, limits: Limits, chosen: Strategy) -> tuple[Outcome, ...]:
