@@ -12,7 +12,8 @@ import pytest
 
 pytestmark = pytest.mark.source
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+PATH = Path(__file__).parent.parent / "README.md"
+README = PATH.read_text() if PATH.exists() else ""  # outside the source tree nothing here runs
 
 
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
