@@ -14,12 +14,17 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what it serves is not co
 
 import jax.monitoring
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 
-# The same examples each time, and no limit on the time of one: it may compile.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+# The same examples each time; no limit on their time, since they may compile on a busy machine.
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("repeatable")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import arbitrary
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from records import make_limits, make_outcome, make_record
 
@@ -100,11 +100,19 @@ def test_order_of_outcomes_does_not_matter(
     assert smallest(other) == smallest(record)
 
 
-@given(arbitrary.records(), arbitrary.limits())
-def test_vmap_stays_unless_beaten_beyond_the_margin(record: Record, limits: Limits) -> None:
-    default = next((each for each in record.outcomes if each.strategy == VMAP), None)
-    assume(default is not None and is_viable(default, limits))
-    assert default is not None
+@given(arbitrary.records(), arbitrary.measured(VMAP), arbitrary.limits())
+def test_vmap_stays_unless_beaten_beyond_the_margin(
+    record: Record, default: Outcome, limits: Limits
+) -> None:
+    others = tuple(each for each in record.outcomes if each.strategy != VMAP)
+    record = replace(record, outcomes=(default, *others))
+    assert default.compile_s is not None
+    limits = replace(
+        limits,
+        compile_s=max(limits.compile_s, default.compile_s),
+        memory_bytes=max(limits.memory_bytes or 0, need(default) or 0),
+    )
+    assert is_viable(default, limits)
     strategy = choose(record, limits)
     if strategy != VMAP:
         winner = next(each for each in record.outcomes if each.strategy == strategy)
@@ -113,16 +121,14 @@ def test_vmap_stays_unless_beaten_beyond_the_margin(record: Record, limits: Limi
 
 
 @given(
-    arbitrary.measured(),
-    arbitrary.measured(),
+    st.lists(arbitrary.measured(), min_size=2, max_size=2, unique_by=lambda each: each.strategy),
     st.lists(arbitrary.CALLS, min_size=3, max_size=20),
     st.none() | st.floats(0, 2),
 )
 def test_more_calls_switch_between_two_candidates_once_at_most(
-    one: Outcome, other: Outcome, calls: list[int], noise: float | None
+    outcomes: list[Outcome], calls: list[int], noise: float | None
 ) -> None:
-    assume(one.strategy != other.strategy)
-    record = make_record(outcomes=(one, other), noise=noise)
+    record = make_record(outcomes=tuple(outcomes), noise=noise)
     unlimited = make_limits(memory_bytes=None, memory_is_explicit=False, compile_s=1e9)
     choices = [choose(record, replace(unlimited, expected_calls=each)) for each in sorted(calls)]
     assert sum(before != after for before, after in pairwise(choices)) <= 1
@@ -199,16 +205,17 @@ def test_ties_have_a_fixed_winner(one: Outcome, other: Outcome) -> None:
 # Limits
 
 
-@given(arbitrary.records(), arbitrary.limits())
-def test_no_choice_is_over_an_explicit_memory_limit(record: Record, limits: Limits) -> None:
-    assume(limits.memory_is_explicit)
-    assert limits.memory_bytes is not None
+@given(arbitrary.records(), arbitrary.limits(), arbitrary.BYTES)
+def test_no_choice_is_over_an_explicit_memory_limit(
+    record: Record, limits: Limits, memory_bytes: int
+) -> None:
+    explicit = replace(limits, memory_bytes=memory_bytes, memory_is_explicit=True)
     try:
-        strategy = decide(record, limits).strategy
+        strategy = decide(record, explicit).strategy
     except NoViableStrategyError:
         return
     needs = [need(each) for each in record.outcomes if each.strategy == strategy]
-    assert all(each is None or each <= limits.memory_bytes for each in needs)
+    assert all(each is None or each <= memory_bytes for each in needs)
 
 
 @given(arbitrary.records(), arbitrary.limits())
