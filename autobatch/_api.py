@@ -19,9 +19,11 @@ from autobatch import _report
 from autobatch._choose import Budget, Plan
 from autobatch._devices import device_of, under_trace
 from autobatch._dispatch import Dispatcher
+from autobatch._errors import is_out_of_memory
 from autobatch._key import device_in_words
-from autobatch._planner import Mode, Planner, checked_mode
+from autobatch._planner import Planner
 from autobatch._program import Donation, Unplanned
+from autobatch._settings import Mode, checked_mode
 from autobatch._strategies import Strategy
 from autobatch._workload import MapSpec
 
@@ -194,6 +196,10 @@ class BatchedFunction(Generic[P, R]):
             if not dispatcher.is_misrouted(serve, args, kwargs):
                 raise
             return self(*args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or not dispatcher.relieved(args, kwargs):
+                raise
+            return dispatcher.serve(*args, **kwargs)
         return dispatcher.settled(workload, args, kwargs)
 
     def plan(self, /, *args: P.args, **kwargs: P.kwargs) -> Plan:

@@ -290,20 +290,27 @@ def explained(record: Record, limits: Limits, chosen: Strategy) -> tuple[Outcome
     return tuple(replace(each, reason=reason(each)) for each in record.outcomes)
 
 
-def to_resume(record: Record, limits: Limits) -> tuple[Strategy, ...]:
-    """Returns the strategies that `record` left out and that `limits` would now allow.
+def without_larger(record: Record, strategy: Strategy) -> Record | None:
+    """Returns `record` with a strategy, and those that need as much, marked as out of memory.
 
-    Only an explicit limit counts for memory: the default follows what happens to be free.
+    Args:
+        record: what was measured.
+        strategy: the one that ran out of memory.
+
+    Returns:
+        The record, or None if no candidate that needs less was measured.
     """
-    then = record.searched
-    wider: dict[Status, bool] = {
-        "over-memory": limits.memory_is_explicit
-        and (limits.memory_bytes or 0) > (then.memory_bytes or math.inf),
-        "over-compile": limits.compile_s > then.compile_s,
-        "out-of-time": limits.tuning_s > then.tuning_s,
-        "not-worth": limits.expected_calls > then.expected_calls,
-    }
-    return tuple(each.strategy for each in record.outcomes if wider.get(each.status, False))
+    needs = {each.strategy: _need(each) or 0 for each in record.outcomes}
+    most = needs.get(strategy, 0)
+    reason = "ran out of memory when it was called"
+    outcomes = tuple(
+        replace(each, status="out-of-memory", reason=reason)
+        if each.status == "measured" and needs[each.strategy] >= most
+        else each
+        for each in record.outcomes
+    )
+    relieved = replace(record, outcomes=outcomes)
+    return relieved if is_measured(relieved) else None
 
 
 def blank(reason: str, strategy: Strategy | None = None) -> tuple[Outcome, ...]:

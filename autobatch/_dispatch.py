@@ -84,6 +84,19 @@ class Dispatcher:
         """
         return self._service(args, kwargs).planned(args, kwargs, anew=anew)
 
+    def relieved(self, args: Any, kwargs: Any) -> bool:
+        """Puts the next smaller plan into service for a call that ran out of memory.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: its keyword arguments.
+
+        Returns:
+            Whether there is one; if not, or if the call has given its arguments away, nothing
+            has changed.
+        """
+        return self._service(args, kwargs).relieved(args, kwargs)
+
     def _by_form(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._service(args, kwargs).serve(*args, **kwargs)
 
@@ -169,6 +182,27 @@ class _Service:
             planned, program = self._program(workload, args, kwargs, anew=anew)
         return workload, planned, program
 
+    def relieved(self, args: Any, kwargs: Any) -> bool:
+        """Puts the next smaller plan into service for a call; returns whether there is one."""
+        leaves = jax.tree.leaves((args, kwargs))
+        gone = any(isinstance(each, jax.Array) and each.is_deleted() for each in leaves)
+        if gone or under_trace(leaves) or self._is_off():
+            return False
+        arrays, statics = self._split(args, kwargs)
+        workload, device = describe(self._spec, arrays, statics), device_of(arrays)
+        with self._lock:
+            key = self._planner.relieve(workload, arrays, device)
+            if key is None:
+                return False
+            self._forget(device, key)
+            self._enter_program(workload, args, kwargs)
+        return True
+
+    def _forget(self, device: Any, key: str) -> None:
+        """Drops the programs that have an old plan compiled in."""
+        self._common.pop(device, None)
+        self._tuned.pop(key, None)
+
     def _enter_program(self, workload: Workload, args: Any, kwargs: Any) -> Serve:
         return self._program(workload, args, kwargs)[1]
 
@@ -183,8 +217,7 @@ class _Service:
             planned = self._planner.fixed(workload, arrays)
             if planned is None:
                 planned = self._planner.tuned_anew(workload, arrays, device, new_program)
-            self._common.pop(device, None)  # it has traced the old plan
-            self._tuned.pop(planned.plan.key, None)
+            self._forget(device, planned.plan.key)
         else:
             planned = self._planner.known(workload, arrays, device, may_tune=True)
             if planned is None:

@@ -88,6 +88,17 @@ def has_callback(row: RowProgram) -> bool:
     )
 
 
+def depends_on_values(row: RowProgram) -> bool:
+    """Returns whether a loop or a branch depends on values, so that the run time of a row does.
+
+    Vectorised, a loop runs until its last row is done and a branch runs for every row.
+    """
+    return any(
+        each.primitive.name == "cond" or _is_open_loop(each) or _is_bounded_by_a_value(each)
+        for each in equations(row.jaxpr)
+    )
+
+
 def may_not_end(row: RowProgram) -> bool:
     """Returns whether a vectorised program may run for ever where a row by itself would not.
 
@@ -124,6 +135,20 @@ def _has_lane_loop(jaxpr: Any, mapped: list[bool]) -> bool:
 def _is_open_loop(equation: Any) -> bool:
     """Returns whether an equation is a `while` that does not just count up to a bound."""
     return equation.primitive.name == "while" and not _counts_up(equation.params)
+
+
+def _is_bounded_by_a_value(equation: Any) -> bool:
+    """Returns whether an equation is a `while` that counts up to a bound known only at run time."""
+    if equation.primitive.name != "while":
+        return False
+    condition = getattr(equation.params["cond_jaxpr"], "jaxpr", equation.params["cond_jaxpr"])
+    bound = condition.eqns[0].invars[1]
+    if isinstance(bound, Literal):
+        return False
+    # The condition's inputs are its constants and the carry; between them stand the body's.
+    place, constants = condition.invars.index(bound), equation.params["cond_nconsts"]
+    skipped = equation.params["body_nconsts"] if place >= constants else 0
+    return not isinstance(equation.invars[place + skipped], Literal)
 
 
 def _counts_up(parameters: dict[str, Any]) -> bool:

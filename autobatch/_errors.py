@@ -1,4 +1,4 @@
-"""The errors and the warning that a caller may want to catch, and how often they are warned."""
+"""Errors and the warning that a caller may want to catch, how often one warns, what errors say."""
 
 from __future__ import annotations
 
@@ -28,7 +28,20 @@ class AutobatchWarning(UserWarning):
     """Something works less well than it could; the text says what to do about it."""
 
 
+# What XLA says where it planned the buffer, and where a library inside asked for it ("failed to
+# allocate", "allocation failed").
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "llocat")
+
 _WARNED: set[str] = set()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says, in one of the ways that it is said, that memory ran out.
+
+    >>> is_out_of_memory(RuntimeError("INTERNAL: buffer allocation failed"))
+    True
+    """
+    return isinstance(error, MemoryError) or any(each in str(error) for each in _OUT_OF_MEMORY)
 
 
 def warn_once(message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from autobatch._bound import live_bytes, tree_bytes
+from autobatch._bound import live_bytes
 from autobatch._choose import Decision
 from autobatch._eligibility import may_not_end
 from autobatch._mapping import mapped
@@ -40,12 +40,11 @@ def estimated(workload: Workload, arrays: Sequence[Any], limits: Limits) -> Deci
     whole = bound(VMAP, workload, operands)
     if whole <= limits.memory_bytes:
         return Decision(strategy=VMAP)
-    per_row = max(1, whole - tree_bytes(arrays)) // row.batch_size
-    sizes = chunk_sizes(row.batch_size, per_row)
-    bounds = {each: bound(each, workload, operands) for each in (*map(chunked, sizes), MAP)}
-    fitting = [each for each in bounds if bounds[each] <= limits.memory_bytes]
-    if fitting:
-        return Decision(strategy=fitting[0])
+    bounds: dict[Strategy, int] = {}
+    for strategy in (*map(chunked, chunk_sizes(row.batch_size)), MAP):
+        bounds[strategy] = bound(strategy, workload, operands)
+        if bounds[strategy] <= limits.memory_bytes:
+            return Decision(strategy=strategy)
     least = min(bounds, key=bounds.__getitem__)
     return Decision(
         strategy=least,

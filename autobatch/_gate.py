@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-TRUSTED_STEP = 8
+TRUSTED_STEP = 4
 """Memory measured at some rows at once speaks for up to this many times as many."""
 RESERVE = 1.25
 """What is foretold from fewer rows is taken this many times."""
@@ -46,8 +46,8 @@ def predicted_bytes(
         known: what other candidates were measured to need.
 
     >>> small = Need(rows_at_once=4, bound_bytes=8000, needed_bytes=400)
-    >>> predicted_bytes(bound_bytes=64000, rows_at_once=32, argument_bytes=100, known=[small])
-    4100
+    >>> predicted_bytes(bound_bytes=32000, rows_at_once=16, argument_bytes=100, known=[small])
+    2100
     """
     smaller = [each for each in known if each.rows_at_once <= rows_at_once]
     if not smaller:

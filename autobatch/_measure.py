@@ -5,31 +5,37 @@ The clock and the memory that it measures with are `Instruments`.
 
 from __future__ import annotations
 
-import gc
+import math
 import random
 import statistics
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 
 from autobatch._bound import live_bytes
 from autobatch._instruments import Instruments
+from autobatch._memory import no_garbage_collection
 from autobatch._program import Program
 from autobatch._strategies import Strategy
 
 SAMPLE_S = 1e-3
 """A timed sample repeats a call until it lasts at least this long."""
+GLANCES, GLANCE_S = 3, 0.01
+"""Samples of a candidate by itself, which tell the search where to go: so many, or so long."""
 ROUNDS_LEAST, ROUNDS_MOST = 3, 15
-"""Samples per candidate."""
-FAR_SLOWER = 4.0
-"""A candidate this many times slower than the best gets no further sample."""
-NO_SECOND_RUN_S = 0.25
-"""Below this first run there is always a second: the first one also loads the executable."""
+"""Samples of a candidate among the others, which tell them apart."""
+FAR_SLOWER = 1.5
+"""A candidate whose best sample is this many times slower than the best gets no further sample."""
+NO_SECOND_RUN_S, NO_SECOND_RUN = 0.25, 4.0
+"""A first run, which also loads the executable, is the only one if it is slower than both."""
+_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
 
 WHOLE_REFERENCE_BYTES = 64 * 1024 * 1024
 """Outputs up to this size are compared whole."""
@@ -47,26 +53,30 @@ class Trial:
     bound_bytes: int
     traced: Any = None
     compile_s: float | None = None
+    compile_is_cached: bool = False
     planned_bytes: int | None = None
     growth_bytes: int | None = None
     first_run_s: float | None = None
     is_far_slower: bool = False
-    rough_s: float | None = None
     repeats: int = 1
+    glances: list[float] = field(default_factory=list)
     samples: list[float] = field(default_factory=list)
 
     @property
     def run_s(self) -> float | None:
-        """Median seconds of one call; what calibrating saw if there are no samples."""
-        return statistics.median(self.samples) if self.samples else self.rough_s
+        """Median seconds of one call; the least that a glance saw if there are no samples."""
+        if self.samples:
+            return statistics.median(self.samples)
+        return min(self.glances, default=None)
 
     @property
     def run_mad_s(self) -> float | None:
         """Median absolute deviation of the samples, in seconds."""
-        if len(self.samples) < 2:
+        samples = self.samples or self.glances
+        if len(samples) < 2:
             return None
-        middle = statistics.median(self.samples)
-        return statistics.median(abs(each - middle) for each in self.samples)
+        middle = statistics.median(samples)
+        return statistics.median(abs(each - middle) for each in samples)
 
 
 def trace(strategy: Strategy, program: Program, args: Any, kwargs: Any) -> Trial:
@@ -78,10 +88,15 @@ def trace(strategy: Strategy, program: Program, args: Any, kwargs: Any) -> Trial
 
 
 def compile_(trial: Trial, instruments: Instruments) -> None:
-    """Lowers and compiles on the trial's own jit object, which then serves calls of it."""
+    """Lowers and compiles on the trial's own jit object, which then serves calls of it.
+
+    What JAX's persistent cache spared is added: a cached executable is no cheap one.
+    """
     start = instruments.clock()
-    compiled = trial.traced.lower().compile()
-    trial.compile_s = instruments.clock() - start
+    with _compile_time_saved() as saved:
+        compiled = trial.traced.lower().compile()
+    trial.compile_s = max(0.0, instruments.clock() - start + sum(saved))
+    trial.compile_is_cached = bool(saved)
     trial.planned_bytes = instruments.planned(compiled)
     trial.traced = None
 
@@ -99,28 +114,44 @@ def first_run(trial: Trial, args: Any, kwargs: Any, device: Any, instruments: In
     return outputs
 
 
-def calibrate(
+def glance(
     trial: Trial,
     best_first_s: float | None,
     args: Any,
     kwargs: Any,
     instruments: Instruments,
     *,
-    most_repeats: int = 1000,
+    once: bool = False,
 ) -> None:
-    """Runs the trial a second time to see how often a sample must repeat it.
+    """Runs the trial a few times more: how fast is it, and how often must a sample repeat it?
 
     One whose first run was far slower than the best first run gets no second; the first is its
     sample. First runs are compared with first runs, because they all load code.
+
+    Args:
+        trial: compiled and run once.
+        best_first_s: least seconds of a first run so far, or None.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        instruments: the clock.
+        once: whether one more run must do, and no sample may repeat it.
     """
     assert trial.first_run_s is not None
     if best_first_s is not None and trial.first_run_s > max(
-        NO_SECOND_RUN_S, FAR_SLOWER * best_first_s
+        NO_SECOND_RUN_S, NO_SECOND_RUN * best_first_s
     ):
-        trial.is_far_slower, trial.rough_s = True, trial.first_run_s
+        trial.is_far_slower, trial.glances = True, [trial.first_run_s]
         return
-    trial.rough_s = _sample(trial, args, kwargs, instruments)
-    trial.repeats = max(1, min(most_repeats, round(SAMPLE_S / max(trial.rough_s, 1e-9))))
+    start = instruments.clock()
+    single_s = _sample(trial, args, kwargs, instruments)
+    trial.glances = [single_s]
+    if once:
+        return
+    trial.repeats = max(1, min(1000, round(SAMPLE_S / max(single_s, 1e-9))))
+    for _ in range(GLANCES):
+        if instruments.clock() - start > GLANCE_S:
+            return
+        trial.glances.append(_sample(trial, args, kwargs, instruments))
 
 
 def time_rounds(
@@ -146,7 +177,7 @@ def time_rounds(
     """
     order, shuffle = list(trials), random.Random(0).shuffle
     enough = instruments.clock() + seconds
-    with _no_garbage_collection():
+    with no_garbage_collection():
         for done in range(most_rounds):
             if done >= ROUNDS_LEAST and instruments.clock() > enough:
                 return
@@ -158,6 +189,33 @@ def time_rounds(
             best = min(min(trial.samples) for trial in order)
             if done:  # one sample may be a disturbance
                 order = [each for each in order if min(each.samples) <= FAR_SLOWER * best]
+
+
+def difference(once: Trial, again: Trial) -> float | None:
+    """Returns by how much two measurements of one program differ, relative to the smaller.
+
+    If their samples scatter, the two medians may be alike by luck; so it is at least three times
+    the standard error of a difference. None if there are not two.
+    """
+    if len(once.samples) < 2 or len(again.samples) < 2:
+        return None
+    first, second = statistics.median(once.samples), statistics.median(again.samples)
+    errors = (
+        _standard_error(each) / statistics.median(each) for each in (once.samples, again.samples)
+    )
+    return max(abs(first - second) / min(first, second), 3 * math.hypot(*errors))
+
+
+def is_beyond_doubt(slow: Trial, quick: Trial) -> bool:
+    """Returns whether one is so much quicker than another that no disturbance explains it."""
+    return (slow.run_s or 0.0) > NO_SECOND_RUN * (quick.run_s or 0.0)
+
+
+def _standard_error(samples: Sequence[float]) -> float:
+    """Returns the standard error of the median, as if what disturbs samples were normal."""
+    middle = statistics.median(samples)
+    deviation = 1.4826 * statistics.median(abs(each - middle) for each in samples)
+    return 1.2533 * deviation / math.sqrt(len(samples))
 
 
 def _sample(trial: Trial, args: Any, kwargs: Any, instruments: Instruments) -> float:
@@ -173,14 +231,20 @@ def _sample(trial: Trial, args: Any, kwargs: Any, instruments: Instruments) -> f
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
+def _compile_time_saved() -> Iterator[list[float]]:
+    """Collects the seconds that JAX's persistent cache spares this thread; one for each hit."""
+    saved: list[float] = []
+    thread = threading.get_ident()
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == _SAVED and threading.get_ident() == thread:
+            saved.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        yield
+        yield saved
     finally:
-        if enabled:
-            gc.enable()
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 class Reference:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +25,8 @@ _PROC = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
 FIRST_RUN_BYTES = 1 << 20
 """What the first run of an executable may map besides its buffers."""
+_WAIT_S, _MOST_WAITS = 1e-3, 30
+"""How often memory is looked at while it is being freed."""
 _NO_LIMIT = 1 << 60
 """What cgroup v1 writes for "no limit" is a page short of 2**63."""
 
@@ -163,18 +167,42 @@ def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | N
         run: as for `measured_growth`.
         proc: the folder of this process under `/proc`.
     """
-    gc.collect()
+    gc.collect(0)  # JAX lets go of host arrays when the collector runs, of whatever generation
     _give_back_heap()
+    _await_frees(proc)
     try:
         (proc / "clear_refs").write_text("5")
     except OSError:
         return run(), None
     # The mark is read before and after, not the resident size before: the kernel batches its
     # counters per core, and one counter's error cancels where two would add.
-    before = _status_bytes(proc, "VmHWM")
-    result = run()
-    after = _status_bytes(proc, "VmHWM")
+    with no_garbage_collection():  # what it frees meanwhile would be used again without growth
+        before = _status_bytes(proc, "VmHWM")
+        result = run()
+        after = _status_bytes(proc, "VmHWM")
     return result, None if before is None or after is None else max(0, after - before)
+
+
+def _await_frees(proc: Path) -> None:
+    """Waits while memory is being freed: XLA frees on threads of its own, after a call is done."""
+    resident = _status_bytes(proc, "VmRSS") or 0
+    for _ in range(_MOST_WAITS):
+        time.sleep(_WAIT_S)
+        before, resident = resident, _status_bytes(proc, "VmRSS") or 0
+        if resident >= before:
+            return
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Keeps Python from collecting cycles, which takes time and frees memory at any moment."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _give_back_heap() -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -23,7 +23,7 @@ from autobatch._choose import (
     explained,
     is_measured,
     resolve,
-    to_resume,
+    without_larger,
 )
 from autobatch._devices import is_inside_shard_map, several_local_devices
 from autobatch._eligibility import effect_of, must_not_run, nothing_to_choose, only_vmap
@@ -34,15 +34,13 @@ from autobatch._key import digest, key_parts
 from autobatch._mapping import check
 from autobatch._program import Program
 from autobatch._record import Limits, Record
+from autobatch._settings import Mode, budget_in_force, mode_in_force
 from autobatch._strategies import VMAP, Strategy
 from autobatch._workload import Workload
 
 if TYPE_CHECKING:
     from autobatch._store import Store
     from autobatch._tuner import Job, NewProgram
-
-Mode = Literal["first-call", "cached", "require", "force", "off"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 
 LOGGER = logging.getLogger("autobatch")
 
@@ -122,12 +120,12 @@ class Planner:
         record, source = self._recorded(key)
         if record is not None:
             limits = self._limits(arrays, device)
-            if may_tune and (record.data == "synthetic" or to_resume(record, limits)):
+            if may_tune and (record.data == "synthetic" or self._is_open(record, limits)):
                 return None
             if record.data == "synthetic":
                 return self._planned(record, limits, "synthetic", keep=False)
             # What a trace is content with must not keep the next call from measuring.
-            is_open = could_tune and bool(mode == "force" or to_resume(record, limits))
+            is_open = could_tune and (mode == "force" or self._is_open(record, limits))
             return self._planned(record, limits, source, keep=may_tune or not is_open)
         if mode == "require":
             raise RecordMissError(self._miss(parts))
@@ -177,7 +175,7 @@ class Planner:
         record, _ = (None, None) if is_anew else self._recorded(job.key)
         if record is None or record.data == "synthetic":
             return self._measure(job, None)
-        return self._measure(job, (record, to_resume(record, job.limits)))
+        return self._measure(job, record)
 
     def tuned_anew(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
@@ -188,6 +186,37 @@ class Planner:
             NoViableStrategyError, ValueError, TypeError: as `tuned`.
         """
         return self._measure(self._job(workload, arrays, device, new_program), None)
+
+    def relieve(self, workload: Workload, arrays: Sequence[Any], device: Any) -> str | None:
+        """Bars, for this process, the plan of a call that ran out of memory, and larger ones.
+
+        Args:
+            workload: the described call.
+            arrays: its arrays.
+            device: the device that it ran on.
+
+        Returns:
+            The key of the workload, or None if its plan does not rest on a record or nothing
+            smaller was measured.
+        """
+        if self.fixed(workload, arrays) is not None:
+            return None
+        key = digest(key_parts(workload, device, name=self.key_name))
+        planned = self._plans.get(key)
+        if planned is None or planned.record is None:
+            return None
+        relieved = without_larger(planned.record, planned.plan.strategy)
+        if relieved is None:
+            return None
+        folder, _ = self._store()
+        _KNOWN[folder, key] = (relieved, planned.plan.source)
+        del self._plans[key]
+        warn_once(
+            f"`{self.name}` ({workload.batch_size} rows) ran out of memory mapped with "
+            f"{planned.plan.strategy}; this process goes on with a smaller plan. Free memory, or "
+            "set Budget(memory=...) to what there is."
+        )
+        return key
 
     def inside(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
@@ -255,7 +284,7 @@ class Planner:
             also=self.also,
         )
 
-    def _measure(self, job: Job, resume: tuple[Record, Iterable[Strategy]] | None) -> Planned:
+    def _measure(self, job: Job, resume: Record | None) -> Planned:
         from autobatch import _tuner
 
         source: Source = "tuned" if job.data == "real" else "synthetic"
@@ -271,6 +300,12 @@ class Planner:
         planned = self._planned(result.record, job.limits, source, keep=job.data == "real")
         return replace(planned, program=result.programs.get(planned.plan.strategy))
 
+    @staticmethod
+    def _is_open(record: Record, limits: Limits) -> bool:
+        from autobatch._search import reopened  # only where something could be measured
+
+        return reopened(record, limits) is not None
+
     def _estimated(
         self, workload: Workload, arrays: Sequence[Any], device: Any, key: str, how: str
     ) -> Planned:
@@ -285,7 +320,7 @@ class Planner:
         Raises:
             ValueError: `AUTOBATCH_TUNE` holds no mode.
         """
-        return self.mode or checked_mode(os.environ.get("AUTOBATCH_TUNE") or "first-call")
+        return mode_in_force(self.mode)
 
     def _planned(
         self, record: Record, limits: Limits, source: Source, *, keep: bool = True
@@ -344,7 +379,7 @@ class Planner:
     def _limits(self, arrays: Sequence[Any], device: Any) -> Limits:
         memory = INSTRUMENTS.device_memory(device)
         return resolve(
-            environment_budget(self.budget),
+            budget_in_force(self.budget),
             free_bytes=memory.free_bytes,
             total_bytes=memory.total_bytes,
             argument_bytes=tree_bytes(arrays),
@@ -362,33 +397,6 @@ class Planner:
         if nearest is not None:
             message += f"; the nearest one differs in {', '.join(nearest)}"
         return f"{message}. Call it once with tune='first-call', or call its `.tune(...)`."
-
-
-def checked_mode(mode: object) -> Mode:
-    """Returns `mode` if it is one.
-
-    Raises:
-        ValueError: it is none; the message names those that are.
-    """
-    for each in MODES:
-        if mode == each:
-            return each
-    raise ValueError(f"tune (or AUTOBATCH_TUNE) must be one of {', '.join(MODES)}; got {mode!r}")
-
-
-def environment_budget(budget: Budget) -> Budget:
-    """Returns the budget with the memory of `AUTOBATCH_MEMORY`, unless it has its own.
-
-    Raises:
-        ValueError: the variable holds no amount of memory.
-    """
-    memory = os.environ.get("AUTOBATCH_MEMORY")
-    if budget.memory is not None or not memory:
-        return budget
-    try:
-        return replace(budget, memory=int(memory) if memory.isdigit() else memory)
-    except ValueError as error:
-        raise ValueError(f"AUTOBATCH_MEMORY: {error}") from None
 
 
 def _unmeasured(source: Source, reason: str, key: str = "", strategy: Strategy = VMAP) -> Planned:

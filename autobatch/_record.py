@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 
 from autobatch._strategies import Strategy
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the stored form. Another version is a miss, never an error."""
 
 Status = Literal[
@@ -41,6 +41,8 @@ class Outcome:
         strategy: the candidate.
         status: what became of it.
         compile_s: seconds of lowering and compiling, without tracing.
+        compile_is_cached: whether the executable came out of JAX's persistent compilation cache;
+            `compile_s` is then what compiling had taken when it was put there.
         run_s: median seconds of one call.
         run_mad_s: median absolute deviation of `run_s`, in seconds.
         samples: how many timed samples stand behind `run_s`.
@@ -53,6 +55,7 @@ class Outcome:
     strategy: Strategy
     status: Status
     compile_s: float | None = None
+    compile_is_cached: bool = False
     run_s: float | None = None
     run_mad_s: float | None = None
     samples: int | None = None
@@ -82,6 +85,27 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a workload before anything is compiled.
+
+    Attributes:
+        argument_bytes: bytes of the arguments.
+        mapped_bytes: bytes of those arguments that are mapped.
+        output_bytes: bytes of the results.
+        working_bytes: most bytes of temporaries alive at once under `vmap`, as bounded.
+        equations: of the program of one row, those inside loops and branches counted once.
+        depends_on_values: whether a loop or a branch depends on values, so that run time does.
+    """
+
+    argument_bytes: int
+    mapped_bytes: int
+    output_bytes: int
+    working_bytes: int
+    equations: int
+    depends_on_values: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """Every outcome of one workload, as stored.
 
@@ -92,6 +116,7 @@ class Record:
         batch_size: rows of the batch.
         device: the device in words, for people only.
         created: UTC time in ISO 8601.
+        facts: what was known before anything was compiled.
         outcomes: one or more for each family of strategies.
         searched: the limits under which the search ran.
         noise: relative difference of two measurements of the default; None if there is only one.
@@ -105,6 +130,7 @@ class Record:
     batch_size: int
     device: str
     created: str
+    facts: Facts
     outcomes: tuple[Outcome, ...]
     searched: Limits
     noise: float | None
@@ -148,6 +174,7 @@ def from_json(text: str) -> Record:
         batch_size=_number("batch_size", data.get("batch_size"), int),
         device=_checked("device", data.get("device"), str),
         created=_checked("created", data.get("created"), str),
+        facts=_facts(_checked("facts", data.get("facts"), dict)),
         outcomes=tuple(_outcome(_checked("outcome", each, dict)) for each in outcomes),
         searched=_limits(_checked("searched", data.get("searched"), dict)),
         noise=_number("noise", data.get("noise"), float, optional=True),
@@ -176,6 +203,7 @@ def _outcome(data: dict[str, Any]) -> Outcome:
         strategy=Strategy.parse(_checked("strategy", data.get("strategy"), str)),
         status=_one_of("status", data.get("status"), Status),
         compile_s=_number("compile_s", data.get("compile_s"), float, optional=True),
+        compile_is_cached=_checked("compile_is_cached", data.get("compile_is_cached"), bool),
         run_s=_number("run_s", data.get("run_s"), float, optional=True),
         run_mad_s=_number("run_mad_s", data.get("run_mad_s"), float, optional=True),
         samples=_number("samples", data.get("samples"), int, optional=True),
@@ -184,6 +212,17 @@ def _outcome(data: dict[str, Any]) -> Outcome:
         predicted_bytes=_number("predicted_bytes", data.get("predicted_bytes"), int, optional=True),
         reason=None if reason is None else _checked("reason", reason, str),
     )
+
+
+def _facts(data: dict[str, Any]) -> Facts:
+    _known(data, Facts)
+    counts = {
+        each.name: _number(each.name, data.get(each.name), int)
+        for each in fields(Facts)
+        if each.name != "depends_on_values"
+    }
+    depends = _checked("depends_on_values", data.get("depends_on_values"), bool)
+    return Facts(**counts, depends_on_values=depends)
 
 
 def _limits(data: dict[str, Any]) -> Limits:

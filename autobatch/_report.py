@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from autobatch._choose import Plan, total_s
 from autobatch._record import Limits, Outcome, Record
-from autobatch._units import format_bytes, format_seconds
+from autobatch._strategies import VMAP, Strategy
+from autobatch._units import format_bytes, format_factor, format_seconds
 
 LOUD_NOISE = 0.10
 """Two measurements of the same program that differ by more than this share are worth a line."""
@@ -47,7 +49,7 @@ def explain(record: Record, plan: Plan, limits: Limits) -> str:
     rows = [
         (
             _marked(outcome, plan),
-            format_seconds(outcome.compile_s),
+            format_seconds(outcome.compile_s) + (" c" if outcome.compile_is_cached else ""),
             f"{median:{width}}{_spread(outcome)}",
             _peak(outcome),
             _total(outcome, calls),
@@ -59,9 +61,34 @@ def explain(record: Record, plan: Plan, limits: Limits) -> str:
     lines = [title, *_layout([heading, *rows])]
     if any(each.peak_source == "xla" for each in outcomes):
         lines.append("   * as XLA plans it, not measured")
+    if any(each.compile_is_cached for each in outcomes):
+        lines.append("   c out of JAX's compilation cache: the time that it had taken before")
+    if record.facts.depends_on_values:
+        lines.append(
+            "   measured on these values, on which loops or branches depend; "
+            "name= keeps records of other data apart"
+        )
     if record.noise is not None and record.noise > LOUD_NOISE:
         lines.append(f"   noisy: two measurements of one program differ by {record.noise:.0%}")
     return "\n".join(lines)
+
+
+def summary(record: Record, chosen: Strategy | None, limits: Limits) -> str:
+    """Returns one line about a tuning, for the log.
+
+    Args:
+        record: what was measured.
+        chosen: the strategy chosen from it, or None if none is viable.
+        limits: the limits under which it was chosen.
+    """
+    totals = {each.strategy: total_s(each, limits.expected_calls) for each in record.outcomes}
+    gain = ""
+    if chosen not in (None, VMAP) and math.isfinite(totals.get(VMAP, math.inf)):
+        gain = f", in all {format_factor(totals[VMAP] / totals[chosen])} faster than vmap"
+    where = f"{record.batch_size} rows, {record.device}"
+    took = format_seconds(record.tuned_in_s)
+    verdict = f"{chosen or 'nothing viable'}{gain}"
+    return f"autobatch: tuned `{record.name}` ({where}) in {took}: {verdict}"
 
 
 def explain_unmeasured(

@@ -6,28 +6,30 @@ Which candidates, is `_search`'s; how they are measured, `_measure`'s; which one
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import jax
+
 from autobatch import _measure, _memory
 from autobatch._bound import tree_bytes
-from autobatch._choose import choose, total_s
-from autobatch._eligibility import has_callback, may_not_end
-from autobatch._errors import warn_once
+from autobatch._choose import LEAST_GAIN, choose, total_s
+from autobatch._eligibility import depends_on_values, has_callback, may_not_end
+from autobatch._errors import is_out_of_memory, warn_once
 from autobatch._gate import Need, predicted_bytes
 from autobatch._instruments import Instruments
 from autobatch._key import device_in_words
 from autobatch._measure import Reference, Trial
 from autobatch._nesting import busy
 from autobatch._program import Program
-from autobatch._record import Data, Limits, Outcome, PeakSource, Record, Status
-from autobatch._search import candidates, left_out
-from autobatch._strategies import VMAP, Strategy, rows_at_once
-from autobatch._units import format_bytes, format_factor, format_seconds
+from autobatch._record import Data, Facts, Limits, Outcome, PeakSource, Record, Status
+from autobatch._report import summary
+from autobatch._search import Search, over_memory, reopened
+from autobatch._strategies import FAMILIES, VMAP, Strategy, chunked, rows_at_once
+from autobatch._units import format_seconds
 from autobatch._workload import Workload, equations
 
 LOGGER = logging.getLogger("autobatch")
@@ -36,9 +38,12 @@ LONG_S = 5.0
 """A tuning expected to take longer is announced."""
 _EQUATION_S = 5e-4
 """Rough compile time of one equation, to tell a long tuning before it starts."""
-# What XLA says where it planned the buffer, and where a library inside asked for it ("failed to
-# allocate", "allocation failed").
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "llocat")
+_USUAL_CANDIDATES = 4
+"""Candidates that a search usually tries."""
+CONTENDER = 1.25
+"""A candidate whose total at a glance is this many times the least is timed no further."""
+QUIET, REPETITIONS = 0.05, 3
+"""Rounds are repeated, so often at most, while two measurements of one program differ by more."""
 
 _DEVICE = threading.RLock()
 """Held while candidates run, so that two tunings of one process do not disturb each other."""
@@ -91,21 +96,19 @@ class Interrupted(KeyboardInterrupt):
         self.record = record
 
 
-def tune(
-    job: Job, instruments: Instruments, *, resume: tuple[Record, Iterable[Strategy]] | None = None
-) -> Tuned:
+def tune(job: Job, instruments: Instruments, *, resume: Record | None = None) -> Tuned:
     """Returns the record of a workload, measured on the caller's arrays, and the programs.
 
     Args:
         job: what is to be tuned.
         instruments: clock and memory, replaced in tests.
-        resume: a record of this workload and those of its strategies to measure now, because the
-            limits that kept them out are wider.
+        resume: a record of this workload whose search these limits let go on.
 
     Raises:
         ValueError, TypeError: what `jax.vmap` raises for this call.
         Interrupted: the user pressed Ctrl-C; it holds the record of what had been measured.
     """
+    jax.block_until_ready(job.arrays)  # what computes them is nobody's time or memory
     with _DEVICE, busy():
         return _Tuning(job, instruments).run(resume)
 
@@ -116,83 +119,77 @@ class _Tuning:
         self._start = instruments.clock()
         self._deadline = self._start + job.limits.tuning_s
         self._trials: list[Trial] = []
-        self._failures: list[Outcome] = []
+        self._others: list[Outcome] = []  # what was not measured, and what was in earlier tunings
         self._reference: Reference | None = None
         self._args, self._kwargs = job.workload.statics.rebuilt(job.arrays)
-        self._argument_bytes = tree_bytes(job.arrays)
         self._announced = False
+        self._under_way: Strategy | None = None
         self._noise: float | None = None
         row = job.workload.row
         # Each call of a `pure_callback` runs a user's code: as few as will do.
         self._is_called_back = row is not None and has_callback(row)
-
-    def run(self, resume: tuple[Record, Iterable[Strategy]] | None) -> Tuned:
-        default = self._trace(VMAP)  # before anything is compiled: misuse is the user's error
-        kept: tuple[Outcome, ...] = ()
-        if resume is None:
-            strategies = self._candidates(default)
-            kept = left_out(self._job.workload.batch_size, strategies)
-            strategies, barred = self._ending(strategies)
-            kept += barred
-        else:
-            record, wanted = resume
-            rows, strategies = self._job.workload.batch_size, tuple(wanted)
-            chosen = choose(record, self._job.limits)
-            if chosen is not None:  # what the others must agree with
-                strategies = (chosen, *strategies)
-            strategies = tuple(sorted(strategies, key=lambda each: rows_at_once(each, rows)))
-            kept = tuple(each for each in record.outcomes if each.strategy not in strategies)
-        traced = {VMAP: default}
-        self._announce(
-            len(strategies) * _EQUATION_S * sum(1 for _ in equations(default.traced.jaxpr))
+        # Before anything is compiled: misuse is the user's error.
+        self._default: Trial | None = self._trace(VMAP)
+        self._facts = self._known_facts(self._default)
+        barred = row is not None and may_not_end(row)
+        self._search = Search(
+            batch_size=job.workload.batch_size,
+            facts=self._facts,
+            limits=job.limits,
+            families=("map", "unrolled") if barred else FAMILIES,
+            also=job.also,
         )
-        del default
-        interrupted = False
+        if barred:
+            self._others = [_may_not_end(each) for each in (VMAP, chunked(2))]
+
+    def run(self, resume: Record | None) -> Tuned:
+        first: Strategy | None = None
+        if resume is not None:
+            first = choose(resume, self._job.limits)  # what the others must agree with
+            kept = reopened(resume, self._job.limits)
+            kept = resume.outcomes if kept is None else kept
+            self._others = [each for each in kept if each.strategy != first]
+        self._announce(_EQUATION_S * _USUAL_CANDIDATES * self._facts.equations)
+        cut_by: str | None = None
         try:
-            for number, strategy in enumerate(strategies):
-                self._try(strategy, traced.pop(strategy, None))
-                self._announce((len(strategies) - number - 1) * self._slowest())
-            traced.clear()
+            cut_by = self._try_all(first)
             self._time()
         except KeyboardInterrupt:
-            interrupted = True
-        self._reference = None
-        reason = "interrupted" if interrupted else "the time for tuning was up"
-        outcomes = {
-            each: Outcome(strategy=each, status="out-of-time", reason=reason) for each in strategies
-        }
-        outcomes |= {each.strategy: each for each in (*self._measured(), *self._failures)}
-        outcomes |= {each.strategy: each for each in kept}
-        record = self._record(tuple(outcomes.values()), interrupted)
-        if interrupted:
+            cut_by = "interrupted"
+            if self._under_way is not None:
+                self._fail(self._under_way, "out-of-time", cut_by)
+        self._reference = self._default = None
+        outcomes = self._outcomes()
+        outcomes += self._search.left_out(outcomes, self._needs(), cut_by=cut_by)
+        record = self._record(tuple(outcomes), cut_by == "interrupted")
+        if cut_by == "interrupted":
             raise Interrupted(record)
-        self._report(record)
+        LOGGER.info(summary(record, choose(record, self._job.limits), self._job.limits))
         return Tuned(record=record, programs={each.strategy: each.program for each in self._trials})
 
-    def _candidates(self, default: Trial) -> tuple[Strategy, ...]:
-        rows = self._job.workload.batch_size
-        outputs = tree_bytes(default.traced.jaxpr.out_avals)
-        working = max(0, default.bound_bytes - self._argument_bytes - outputs)
-        strategies = candidates(
-            batch_size=rows, row_bytes=(working + self._mapped_bytes() + outputs) // rows
-        )
-        strategies += tuple(each for each in self._job.also if each not in strategies)
-        if self._fits(default.bound_bytes):
-            return strategies
-        return tuple(sorted(strategies, key=lambda each: rows_at_once(each, rows)))
+    def _try_all(self, first: Strategy | None) -> str | None:
+        """Tries candidates while one is worth it; returns what cut that short, if anything did."""
+        strategy = first or self._search.next(self._outcomes(), self._needs())
+        while strategy is not None:
+            if self._instruments.clock() > self._deadline:
+                return "the time for tuning was up"
+            self._try(strategy)
+            self._announce(_USUAL_CANDIDATES * self._slowest())
+            strategy = self._search.next(self._outcomes(), self._needs())
+        return None
 
-    def _ending(
-        self, strategies: tuple[Strategy, ...]
-    ) -> tuple[tuple[Strategy, ...], tuple[Outcome, ...]]:
-        """Returns the strategies that will end, and outcomes of those that may not."""
-        row = self._job.workload.row
-        if row is None or not may_not_end(row):
-            return strategies, ()
-        reason = "may not end: vectorised, a loop inside a branch runs on rows not meant for it"
-        return tuple(each for each in strategies if each.family in ("map", "unrolled")), tuple(
-            Outcome(strategy=each, status="ineligible", reason=reason)
-            for each in strategies
-            if each.family in ("vmap", "chunked")
+    def _known_facts(self, default: Trial) -> Facts:
+        workload = self._job.workload
+        pairs = zip(workload.arguments, workload.in_axes, strict=True)
+        outputs = tree_bytes(default.traced.jaxpr.out_avals)
+        row = workload.row
+        return Facts(
+            argument_bytes=tree_bytes(self._job.arrays),
+            mapped_bytes=tree_bytes([argument for argument, axis in pairs if axis is not None]),
+            output_bytes=outputs,
+            working_bytes=max(0, default.bound_bytes - tree_bytes(self._job.arrays) - outputs),
+            equations=0 if row is None else sum(1 for _ in equations(row.jaxpr)),
+            depends_on_values=row is not None and depends_on_values(row),
         )
 
     def _trace(self, strategy: Strategy) -> Trial:
@@ -200,31 +197,33 @@ class _Tuning:
         with program.prepared(job.workload, strategy):
             return _measure.trace(strategy, program, self._args, self._kwargs)
 
-    def _try(self, strategy: Strategy, trial: Trial | None) -> None:
-        """Takes one candidate through the gates; it ends among the trials or the failures."""
-        if self._instruments.clock() > self._deadline:
-            return
+    def _try(self, strategy: Strategy) -> None:
+        """Takes one candidate through the gates; it ends among the trials or the others."""
+        self._under_way = strategy
+        trial, self._default = self._default if strategy == VMAP else None, None
+        limit = self._job.limits.memory_bytes
         try:
             trial = trial or self._trace(strategy)
             predicted = self._predicted(trial)
-            if not self._fits(predicted):
-                self._fail_memory(strategy, predicted, "may need")
-                return
-            _measure.compile_(trial, self._instruments)
-            planned = self._argument_bytes + (trial.planned_bytes or 0)
-            if not self._fits(planned):
-                self._fail_memory(strategy, planned, "would need")
-                return
-            if self._instruments.clock() > self._deadline:
-                return
-            self._run(trial)
+            if limit is not None and predicted > limit:
+                self._others.append(over_memory(strategy, predicted, limit, "may need"))
+            else:
+                self._compile_and_run(trial, limit)
         except Exception as error:
             message = str(error).strip().splitlines()[0] if str(error).strip() else ""
-            exhausted = isinstance(error, MemoryError) or any(
-                each in str(error) for each in _OUT_OF_MEMORY
-            )
-            status: Status = "out-of-memory" if exhausted else "failed"
+            status: Status = "out-of-memory" if is_out_of_memory(error) else "failed"
             self._fail(strategy, status, f"{type(error).__name__}: {message:.200}", trial)
+        self._under_way = None
+
+    def _compile_and_run(self, trial: Trial, limit: int | None) -> None:
+        _measure.compile_(trial, self._instruments)
+        planned = self._facts.argument_bytes + (trial.planned_bytes or 0)
+        if limit is not None and planned > limit:
+            self._others.append(over_memory(trial.strategy, planned, limit, "would need"))
+        elif self._instruments.clock() > self._deadline:
+            self._fail(trial.strategy, "out-of-time", "compiled, but then the time was up", trial)
+        else:
+            self._run(trial)
 
     def _run(self, trial: Trial) -> None:
         job, instruments = self._job, self._instruments
@@ -244,85 +243,107 @@ class _Tuning:
         firsts = [each.first_run_s for each in self._trials if each.first_run_s is not None]
         self._trials.append(trial)
         if instruments.clock() > self._deadline:
-            trial.is_far_slower, trial.rough_s = True, trial.first_run_s
+            trial.is_far_slower, trial.glances = True, [trial.first_run_s or 0.0]
             return
-        _measure.calibrate(
+        _measure.glance(
             trial,
             min(firsts, default=None),
             self._args,
             self._kwargs,
             instruments,
-            most_repeats=1 if self._is_called_back else 1000,
+            once=self._is_called_back,
         )
 
     def _time(self) -> None:
-        instruments = self._instruments
-        timed = [each for each in self._trials if not each.is_far_slower]
-        if not timed:
+        """Tells apart those of the trials that may win, and how far two measurements differ."""
+        calls = self._job.limits.expected_calls
+        totals = {each.strategy: total_s(each, calls) for each in self._measured()}
+        best_s = min(totals.values(), default=0.0)
+        if len(totals) < 2:
             return
+        timed = [each for each in self._trials if totals[each.strategy] <= CONTENDER * best_s]
+        if VMAP in totals and (1 - LEAST_GAIN / 2) * totals[VMAP] <= best_s:
+            timed = [each for each in timed if each.strategy == VMAP]  # nothing replaces it
         once = next((each for each in timed if each.strategy == VMAP), timed[0])
         again = replace(once, samples=[])
-        compiling = sum(each.compile_s or 0.0 for each in timed)
+        most = REPETITIONS if len(timed) > 1 and not self._is_called_back else 1
+        for _ in range(most):
+            self._rounds([*timed, again])
+            self._noise = _measure.difference(once, again)
+            if self._noise is None or self._noise <= QUIET:
+                break
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Measures a winner against `vmap` once more by themselves: the best of many is lucky."""
+        trials, confirmed = {each.strategy: each for each in self._trials}, {VMAP}
+        while VMAP in trials:
+            winner = choose(self._record(tuple(self._measured()), False), self._job.limits)
+            if winner in confirmed or winner not in trials:
+                return
+            confirmed.add(winner)
+            pair = [trials[VMAP], trials[winner]]
+            if _measure.is_beyond_doubt(*pair):
+                return
+            for each in pair:
+                each.samples = []
+            self._rounds(pair)
+
+    def _rounds(self, trials: list[Trial]) -> None:
+        compiling = sum(each.compile_s or 0.0 for each in self._trials)
         _measure.time_rounds(
-            [*timed, again],
+            trials,
             self._args,
             self._kwargs,
-            instruments,
-            seconds=min(2.0, max(0.1, 0.25 * compiling)),
+            self._instruments,
+            seconds=min(1.0, max(0.03, 0.1 * compiling)),
             deadline=self._deadline,
             most_rounds=_measure.ROUNDS_LEAST if self._is_called_back else _measure.ROUNDS_MOST,
         )
-        first, second = once.run_s, again.run_s if again.samples else None
-        if first and second:
-            self._noise = abs(first - second) / min(first, second)
-
-    def _fits(self, count: int) -> bool:
-        limit = self._job.limits.memory_bytes
-        return limit is None or count <= limit
 
     def _predicted(self, trial: Trial) -> int:
         """Returns the bytes that a candidate may need, by its bound and what others needed."""
-        rows = self._job.workload.batch_size
         return predicted_bytes(
             bound_bytes=trial.bound_bytes,
-            rows_at_once=rows_at_once(trial.strategy, rows),
-            argument_bytes=self._argument_bytes,
-            known=[
-                Need(
-                    rows_at_once=rows_at_once(each.strategy, rows),
-                    bound_bytes=each.bound_bytes,
-                    needed_bytes=self._peak(each, argument_bytes=0)[0] or 0,
-                )
-                for each in self._trials
-                if each.growth_bytes is not None
-            ],
+            rows_at_once=rows_at_once(trial.strategy, self._job.workload.batch_size),
+            argument_bytes=self._facts.argument_bytes,
+            known=self._needs(),
         )
 
-    def _fail_memory(self, strategy: Strategy, count: int, verb: str) -> None:
-        limit = format_bytes(self._job.limits.memory_bytes)
-        reason = f"{verb} {format_bytes(count)} of {limit}; not run"
-        self._failures.append(
-            Outcome(strategy=strategy, status="over-memory", predicted_bytes=count, reason=reason)
-        )
+    def _needs(self) -> list[Need]:
+        rows = self._job.workload.batch_size
+        return [
+            Need(
+                rows_at_once=rows_at_once(each.strategy, rows),
+                bound_bytes=each.bound_bytes,
+                needed_bytes=self._peak(each, argument_bytes=0)[0] or 0,
+            )
+            for each in self._trials
+            if each.growth_bytes is not None
+        ]
 
     def _fail(
         self, strategy: Strategy, status: Status, reason: str, trial: Trial | None = None
     ) -> None:
         compile_s = None if trial is None else trial.compile_s
-        self._failures.append(
+        self._others.append(
             Outcome(strategy=strategy, status=status, compile_s=compile_s, reason=reason)
         )
 
+    def _outcomes(self) -> list[Outcome]:
+        return [*self._measured(), *self._others]
+
     def _measured(self) -> Iterable[Outcome]:
         for trial in self._trials:
-            peak, source = self._peak(trial, self._argument_bytes)
+            peak, source = self._peak(trial, self._facts.argument_bytes)
             yield Outcome(
                 strategy=trial.strategy,
                 status="measured",
                 compile_s=trial.compile_s,
+                compile_is_cached=trial.compile_is_cached,
                 run_s=trial.run_s,
                 run_mad_s=trial.run_mad_s,
-                samples=max(1, len(trial.samples)),
+                samples=len(trial.samples or trial.glances),
                 peak_bytes=peak,
                 peak_source=source,
                 predicted_bytes=trial.bound_bytes,
@@ -339,6 +360,7 @@ class _Tuning:
             batch_size=job.workload.batch_size,
             device=device_in_words(job.device),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            facts=self._facts,
             outcomes=outcomes,
             searched=replace(job.limits, tuning_s=tuning_s),
             noise=self._noise,
@@ -350,11 +372,6 @@ class _Tuning:
         return _memory.peak_bytes(
             argument_bytes, trial.planned_bytes, trial.growth_bytes, self._job.device.platform
         )
-
-    def _mapped_bytes(self) -> int:
-        workload = self._job.workload
-        pairs = zip(workload.arguments, workload.in_axes, strict=True)
-        return tree_bytes([argument for argument, axis in pairs if axis is not None])
 
     def _slowest(self) -> float:
         """Returns the seconds that the slowest candidate so far took to compile and run twice."""
@@ -374,18 +391,7 @@ class _Tuning:
                 format_seconds(seconds),
             )
 
-    def _report(self, record: Record) -> None:
-        limits = self._job.limits
-        chosen, text = choose(record, limits), ""
-        totals = {each.strategy: total_s(each, limits.expected_calls) for each in record.outcomes}
-        if chosen not in (None, VMAP) and math.isfinite(totals.get(VMAP, math.inf)):
-            text = f", in all {format_factor(totals[VMAP] / totals[chosen])} faster than vmap"
-        LOGGER.info(
-            "autobatch: tuned `%s` (%d rows, %s) in %s: %s%s",
-            record.name,
-            record.batch_size,
-            record.device,
-            format_seconds(record.tuned_in_s),
-            chosen or "nothing viable",
-            text,
-        )
+
+def _may_not_end(strategy: Strategy) -> Outcome:
+    reason = "may not end: vectorised, a loop inside a branch runs on rows not meant for it"
+    return Outcome(strategy=strategy, status="ineligible", reason=reason)

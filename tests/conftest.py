@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 # Before jax is imported, and in the environment, so that child processes have it too.
@@ -15,6 +15,11 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what it serves is not co
 import jax.monitoring
 import pytest
 from hypothesis import HealthCheck, settings
+
+from autobatch._gate import Need
+from autobatch._record import Outcome
+from autobatch._search import UNROLLED_ROWS_MOST, Search, chunk_sizes
+from autobatch._strategies import MAP, UNROLLED, VMAP, Strategy, chunked
 
 BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 
@@ -56,6 +61,25 @@ def count_compiles() -> Iterator[Callable[[], int]]:
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield lambda: len(durations)
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def exhaustive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets searches try all families, whether or not they are worth it: tests run tiny programs."""
+
+    def next_(
+        self: Search, outcomes: Sequence[Outcome], needs: Sequence[Need] = ()
+    ) -> Strategy | None:
+        tried = {each.strategy for each in outcomes}
+        sizes = [chunked(each) for each in chunk_sizes(self.batch_size)[:2]]
+        unrolled = [UNROLLED] if self.batch_size <= UNROLLED_ROWS_MOST else []
+        for each in (VMAP, *sizes, MAP, *unrolled):
+            is_open = each.family in self.families and each not in tried
+            if is_open and self._bar(each, outcomes, needs) is None:
+                return each
+        return None
+
+    monkeypatch.setattr(Search, "next", next_)
 
 
 @pytest.fixture(autouse=True)

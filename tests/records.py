@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autobatch._record import Limits, Outcome, Record
+from autobatch._record import Facts, Limits, Outcome, Record
 from autobatch._strategies import Strategy
 
 KEY = "3f9ac1d2" * 8
@@ -24,6 +24,19 @@ def make_outcome(strategy: str, **overrides: Any) -> Outcome:
     figures = measured if status == "measured" else {"reason": status}
     parsed = Strategy.parse(strategy)
     return Outcome(strategy=parsed, status=status, **{**figures, **overrides})
+
+
+def make_facts(**overrides: Any) -> Facts:
+    """Returns the facts of 200 rows of a thousand floats, none of which are branched on."""
+    default = {
+        "argument_bytes": 804_000,
+        "mapped_bytes": 800_000,
+        "output_bytes": 800,
+        "working_bytes": 800_000,
+        "equations": 12,
+        "depends_on_values": False,
+    }
+    return Facts(**{**default, **overrides})
 
 
 def make_limits(**overrides: Any) -> Limits:
@@ -46,6 +59,7 @@ def make_record(key: str = KEY, **overrides: Any) -> Record:
         "batch_size": 200,
         "device": "cpu AMD EPYC, 2 cores",
         "created": "2026-07-01T12:00:00+00:00",
+        "facts": make_facts(),
         "outcomes": (
             make_outcome("vmap"),
             make_outcome("map", compile_s=0.078, run_s=141e-6, run_mad_s=2.8e-6),

@@ -25,11 +25,11 @@ from autobatch._choose import (
     parse_memory,
     resolve,
     smallest,
-    to_resume,
     total_s,
+    without_larger,
 )
 from autobatch._record import Limits, Outcome, Record
-from autobatch._strategies import FAMILIES, VMAP, Strategy
+from autobatch._strategies import FAMILIES, MAP, VMAP, Strategy
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -401,47 +401,29 @@ def test_blank_has_each_family_once_and_no_figure(strategy: str | None) -> None:
     assert {each.reason for each in outcomes} == {"not measured"}
 
 
-# Resuming
+# Out of memory at a call
 
-LEFT_OUT = make_record(
-    outcomes=(
-        make_outcome("vmap"),
-        make_outcome("map", status="over-memory"),
-        make_outcome("chunked:2", status="over-compile"),
-        make_outcome("chunked:3", status="out-of-time"),
-        make_outcome("chunked:4", status="not-worth"),
-        make_outcome("chunked:5", status="failed"),
-        make_outcome("chunked:6", status="wrong-result"),
-        make_outcome("chunked:7", status="ineligible"),
-        make_outcome("chunked:8", status="out-of-memory"),
+
+def test_what_ran_out_of_memory_bars_all_that_need_as_much() -> None:
+    record = make_record(
+        outcomes=(
+            make_outcome("vmap", peak_bytes=4000),
+            make_outcome("chunked:64", peak_bytes=3000),
+            make_outcome("chunked:8", peak_bytes=2000),
+            make_outcome("map", peak_bytes=1000),
+            make_outcome("unrolled", status="failed"),
+        )
     )
-)
-
-
-@pytest.mark.parametrize(
-    ("wider", "resumed"),
-    [
-        ({}, []),
-        ({"memory_bytes": 3 * GIB}, ["map"]),
-        ({"memory_bytes": 3 * GIB, "memory_is_explicit": False}, []),
-        ({"memory_bytes": GIB}, []),
-        ({"memory_bytes": None, "memory_is_explicit": False}, []),
-        ({"compile_s": 61.0}, ["chunked:2"]),
-        ({"tuning_s": 61.0}, ["chunked:3"]),
-        ({"expected_calls": 1001}, ["chunked:4"]),
-        ({"compile_s": 1.0, "tuning_s": 1.0, "expected_calls": 1}, []),
-        ({"memory_bytes": 3 * GIB, "expected_calls": 10**6}, ["map", "chunked:4"]),
-    ],
-)
-def test_only_wider_limits_resume_what_they_barred(
-    wider: dict[str, Any], resumed: list[str]
-) -> None:
-    assert [str(each) for each in to_resume(LEFT_OUT, make_limits(**wider))] == resumed
-
-
-@given(arbitrary.records())
-def test_same_limits_resume_nothing(record: Record) -> None:
-    assert to_resume(record, record.searched) == ()
+    relieved = without_larger(record, Strategy.parse("chunked:64"))
+    assert relieved is not None
+    assert [each.status for each in relieved.outcomes] == [
+        "out-of-memory",
+        "out-of-memory",
+        "measured",
+        "measured",
+        "failed",
+    ]
+    assert without_larger(record, MAP) is None
 
 
 @pytest.mark.parametrize(("noise", "share"), [(None, 0.03), (0.0, 0.03), (0.2, 0.2), (7.0, 0.99)])

@@ -19,6 +19,9 @@ import pytest
 
 from autobatch import _measure, autobatch
 
+# The automatic choice, where it is tested, tries every family.
+pytestmark = pytest.mark.usefixtures("exhaustive")
+
 EVERY = [None, "vmap", "map", "chunked:2", "unrolled"]
 
 

@@ -14,7 +14,13 @@ from calls import Function, described
 from jax.experimental import io_callback
 
 from autobatch import IneligibleStrategyError, autobatch
-from autobatch._eligibility import may_not_end, must_not_run, nothing_to_choose, only_vmap
+from autobatch._eligibility import (
+    depends_on_values,
+    may_not_end,
+    must_not_run,
+    nothing_to_choose,
+    only_vmap,
+)
 
 XS = np.arange(5, dtype=np.float32)
 
@@ -367,3 +373,46 @@ def test_nothing_mapped() -> None:
 def test_two_rows_are_a_choice() -> None:
     workload = described(lambda x: x, np.ones(2, np.float32))
     assert nothing_to_choose(workload) is None
+
+
+# Control flow that depends on values
+
+STEPS: dict[str, tuple[Function, bool]] = {
+    "no loop": (lambda x: x + 1, False),
+    "select": (lambda x: jnp.where(x > 0, x, -x), False),
+    "scan": (lambda x: jax.lax.scan(lambda c, _: (c * x, None), x, None, length=3)[0], False),
+    "counted": (lambda x: jax.lax.fori_loop(0, 3, lambda _, c: c * x, x), False),
+    "counted to a value": (
+        lambda x: jax.lax.fori_loop(0, x.astype(int), lambda _, c: c * x, x),
+        True,
+    ),
+    "while": (lambda x: jax.lax.while_loop(lambda c: c < x, lambda c: c + 1, x - 3), True),
+    "cond": (lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x), True),
+    "switch in jit": (
+        jax.jit(lambda x: jax.lax.switch(x.astype(int), [jnp.sin, jnp.cos, jnp.tan], x)),
+        True,
+    ),
+    "while in scan": (
+        lambda x: jax.lax.scan(
+            lambda c, _: (jax.lax.while_loop(lambda c: c < x, lambda c: c + 1, c), None),
+            x - 3,
+            None,
+            length=2,
+        )[0],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_loops_and_branches_on_values_are_noticed(name: str) -> None:
+    fun, depends = STEPS[name]
+    row = described(fun, XS).row
+    assert row is not None
+    assert depends_on_values(row) == depends
+
+
+def test_explain_says_that_the_plan_holds_for_these_values() -> None:
+    note = "measured on these values, on which loops or branches depend"
+    assert note in autobatch(STEPS["cond"][0]).explain(XS)
+    assert note not in autobatch(STEPS["scan"][0]).explain(XS)

@@ -24,7 +24,7 @@ def test_with_nothing_known_the_bound_counts() -> None:
 
 def test_a_bound_that_is_too_high_is_lowered() -> None:
     small = Need(rows_at_once=2, bound_bytes=10_000, needed_bytes=100)
-    assert predicted(80_000, 16, small, arguments=50) == 50 + RESERVE * 8 * 100
+    assert predicted(40_000, 8, small, arguments=50) == 50 + RESERVE * 4 * 100
 
 
 def test_a_bound_that_was_exceeded_is_raised() -> None:

@@ -32,7 +32,8 @@ LAYERS = (
     {"_devices", "_workload"},
     {"_leaves", "_nesting"},
     {"_report"},
-    {"_bound", "_choose", "_gate"},
+    {"_settings"},
+    {"_bound", "_choose", "_gate", "_surrogate"},
     {"_record"},
     {"_errors", "_folder", "_strategies", "_units"},
 )
@@ -48,6 +49,7 @@ PURE = {
     "_report": set(),
     "_search": set(),
     "_strategies": set(),
+    "_surrogate": set(),
     "_units": set(),
 }
 

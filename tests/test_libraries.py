@@ -24,6 +24,9 @@ from same import JaxWithOtherVmap, assert_same
 
 from autobatch import IneligibleStrategyError, autobatch
 
+# The automatic choice, where it is tested, tries every family.
+pytestmark = pytest.mark.usefixtures("exhaustive")
+
 ROWS = 6
 Wrap = Callable[..., Any]
 

@@ -18,6 +18,9 @@ from same import assert_same
 
 from autobatch import IneligibleStrategyError, autobatch
 
+# The automatic choice, where it is tested, tries every family.
+pytestmark = pytest.mark.usefixtures("exhaustive")
+
 ROWS = 5
 STRATEGIES = ["vmap", "map", "chunked:1", "chunked:2", "chunked:3", "chunked:4", "chunked:10"]
 FORCED = [*STRATEGIES, "unrolled"]

@@ -51,14 +51,14 @@ def test_the_first_run_is_no_sample() -> None:
     clock = Clock()
     trial = fake_trial(clock, 5.0, 2.0)
     _measure.first_run(trial, (), {}, None, instruments(clock))
-    _measure.calibrate(trial, None, (), {}, instruments(clock))
+    _measure.glance(trial, None, (), {}, instruments(clock))
     assert (trial.first_run_s, trial.run_s) == (5.0, 2.0)
 
 
 def test_short_calls_are_repeated_until_a_sample_is_long_enough() -> None:
     clock = Clock()
     trial = fake_trial(clock, 1e-5, first_run_s=1e-5)
-    _measure.calibrate(trial, None, (), {}, instruments(clock))
+    _measure.glance(trial, None, (), {}, instruments(clock))
     assert trial.repeats * 1e-5 == pytest.approx(_measure.SAMPLE_S)
     assert trial.samples == []
     _measure.time_rounds([trial], (), {}, instruments(clock), seconds=0.0, deadline=1e9)
@@ -68,7 +68,7 @@ def test_short_calls_are_repeated_until_a_sample_is_long_enough() -> None:
 def test_far_slower_than_the_best_gets_no_second_run() -> None:
     clock = Clock()
     trial = fake_trial(clock, 10.0, first_run_s=10.0)
-    _measure.calibrate(trial, 1.0, (), {}, instruments(clock))
+    _measure.glance(trial, 1.0, (), {}, instruments(clock))
     assert (trial.is_far_slower, trial.run_s) == (True, 10.0)
     assert trial.program.calls == 0  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -76,9 +76,39 @@ def test_far_slower_than_the_best_gets_no_second_run() -> None:
 def test_a_slow_start_of_a_short_call_is_forgiven() -> None:
     clock = Clock()
     trial = fake_trial(clock, 1e-4, first_run_s=0.1)
-    _measure.calibrate(trial, 1e-4, (), {}, instruments(clock))
+    _measure.glance(trial, 1e-4, (), {}, instruments(clock))
     assert trial.samples == []
     assert trial.repeats == 10
+
+
+def test_a_glance_takes_the_least_disturbed_of_a_few_runs() -> None:
+    clock = Clock()
+    trial = fake_trial(clock, 4e-3, 3e-3, 9e-3, 9e-3, first_run_s=1e-3)
+    _measure.glance(trial, None, (), {}, instruments(clock))
+    assert trial.run_s == pytest.approx(3e-3)
+    assert trial.samples == []
+    once = fake_trial(clock, 4e-3, 3e-3, first_run_s=1e-3)
+    _measure.glance(once, None, (), {}, instruments(clock), once=True)
+    assert (once.run_s, once.repeats) == (pytest.approx(4e-3), 1)
+
+
+def test_what_two_measurements_differ_by_is_their_noise() -> None:
+    once, again = fake_trial(Clock(), 1.0), fake_trial(Clock(), 1.0)
+    assert _measure.difference(once, again) is None
+    once.samples, again.samples = [1.0] * 5, [1.1] * 5
+    assert _measure.difference(once, again) == pytest.approx(0.1)
+    assert _measure.difference(again, once) == pytest.approx(0.1)
+
+
+def test_samples_that_scatter_are_noise_though_their_medians_agree() -> None:
+    once, again = fake_trial(Clock(), 1.0), fake_trial(Clock(), 1.0)
+    few, many = [0.8, 0.9, 1.0, 1.1, 1.2], [0.8, 0.9, 1.0, 1.1, 1.2] * 20
+    once.samples, again.samples = few, few
+    noise = _measure.difference(once, again)
+    assert noise is not None
+    assert noise > 0.2
+    once.samples, again.samples = many, many
+    assert (_measure.difference(once, again) or 1) < noise / 4
 
 
 def test_candidates_take_turns_and_the_slow_leave_early() -> None:

@@ -21,6 +21,9 @@ from same import assert_same
 
 from autobatch import autobatch
 
+# The automatic choice, where it is tested, tries every family.
+pytestmark = pytest.mark.usefixtures("exhaustive")
+
 SIZES = [0, 1, 2, 3, 5, 7, 13]
 FLOATS = ["float32", "bfloat16", "complex64"]
 OTHERS = ["int32", "uint8", "bool", "key", "legacy key"]

@@ -31,12 +31,13 @@ def test_the_example_prints_such_a_table() -> None:
     shown, real = block("").splitlines(), printed.getvalue().splitlines()
     assert shown[0].split()[:3] == real[0].split()[:3] == ["settle", "128", "rows"]
     assert shown[1].split() == real[1].split()
-    assert strategies(shown) == strategies(real)
+    assert families(shown) == families(real)
     assert str(names["settle"].plan(*names["args"]).strategy) == "map"
 
 
-def strategies(lines: list[str]) -> set[str]:
-    found = [re.match(r"^ [ >] (vmap|map|unrolled|chunked:\d+) ", line) for line in lines]
+def families(lines: list[str]) -> set[str]:
+    """Returns the families of the table's strategies; which chunks are worth a try may vary."""
+    found = [re.match(r"^ [ >] (vmap|map|unrolled|chunked):?\d* ", line) for line in lines]
     return {each[1] for each in found if each}
 
 

@@ -20,6 +20,9 @@ from same import assert_same
 
 from autobatch import autobatch
 
+# The automatic choice, where it is tested, tries every family.
+pytestmark = pytest.mark.usefixtures("exhaustive")
+
 ROWS = 5
 FORCED = ["vmap", "map", "chunked:2", "unrolled"]
 

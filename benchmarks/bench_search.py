@@ -1,0 +1,186 @@
+"""How near tunings come to the oracle, what they compile, and how long a first call takes.
+
+Every workload of the suite is tuned afresh, once for 100,000 expected calls and once for 1,000.
+What was chosen is looked up in the recorded table of the workload (`record_tables.py`), beside the
+oracle's choice and `vmap`: figures of one run, and for what was chosen a second measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _common import print_header, print_table, verdict
+from record_tables import FOLDER, SUITE, load_suite
+
+from autobatch import Budget, autobatch
+
+NOISE_LEAST = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """A tuning of one workload: the choice, compiled candidates, and the first call's seconds."""
+
+    name: str
+    choice: str
+    compiles: int
+    first_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Seconds to compile and to run of every strategy, and the noise of `vmap`."""
+
+    figures: dict[str, tuple[float, float]]
+    noise: float
+
+    def excess(self, choice: str, calls: int) -> float:
+        """Returns the total of a choice over that of the oracle."""
+        return self.total_s(choice, calls) / min(self.total_s(each, calls) for each in self.figures)
+
+    def total_s(self, strategy: str, calls: int) -> float:
+        compile_s, run_s = self.figures[strategy]
+        return compile_s + calls * run_s
+
+    def run_excess(self, choice: str) -> float:
+        return self.figures[choice][1] / min(run_s for _, run_s in self.figures.values())
+
+
+def load_table(name: str) -> Table:
+    data = json.loads((FOLDER / f"{name}.json").read_text())
+    measured = [each for each in data["outcomes"] if each["status"] == "measured"]
+    return Table(
+        figures={each["strategy"]: (each["compile_s"], each["run_s"]) for each in measured},
+        noise=max(NOISE_LEAST, *(each or 0.0 for each in data["noise"])),
+    )
+
+
+def seconds_of_first_call(function: Any, args: Any) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(function(*args))
+    return time.perf_counter() - start
+
+
+def tuned(case: Any, made: Any, calls: int) -> Tuned:
+    fun, in_axes, args = made
+    batched = autobatch(fun, in_axes, store=False, budget=Budget(expected_calls=calls))
+    first_s = seconds_of_first_call(batched, args)
+    plan = batched.plan(*args)
+    compiles = sum(each.compile_s is not None for each in plan.outcomes)
+    return Tuned(name=case.name, choice=str(plan.strategy), compiles=compiles, first_s=first_s)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(statistics.mean(map(math.log, values)))
+
+
+def share_of_gain(results: Sequence[Tuned], tables: dict[str, Table], calls: int) -> float:
+    """Returns the logarithm of what was gained over `vmap`, over that of what the oracle gains."""
+    got = possible = 0.0
+    for each in results:
+        table = tables[each.name]
+        total = table.total_s(each.choice, calls)
+        got += math.log(table.total_s("vmap", calls) / total)
+        possible += math.log(
+            table.total_s("vmap", calls) / total * table.excess(each.choice, calls)
+        )
+    return got / possible
+
+
+def compare() -> None:
+    cases = load_suite(SUITE)
+    tables = {name: load_table(name) for name in cases}
+    many: list[Tuned] = []
+    few: list[Tuned] = []
+    longer: list[float] = []
+    rows = []
+    for name, case in cases.items():
+        made = case.make()
+        fun, in_axes, args = made
+        first_s = seconds_of_first_call(jax.jit(jax.vmap(fun, in_axes)), args)
+        few.append(tuned(case, made, 1000))
+        many.append(tuned(case, made, 100_000))
+        longer.append(few[-1].first_s / first_s)
+        table = tables[name]
+        best = min(table.figures, key=lambda each: table.figures[each][1])
+        rows.append(
+            [
+                name,
+                best,
+                many[-1].choice,
+                f"{table.run_excess(many[-1].choice):.3f}",
+                str(many[-1].compiles),
+                few[-1].choice,
+                f"{table.excess(few[-1].choice, 1000):.3f}",
+                str(few[-1].compiles),
+                f"{1e3 * first_s:.0f} ms",
+                f"{longer[-1]:.1f}x",
+            ]
+        )
+    heads = ["run best", "at 100,000", "run/best", "compiles", "at 1,000", "total/best", "compiles"]
+    print_table(["workload", *heads, "jit(vmap)", "first call"], rows)
+
+    runs = [tables[each.name].run_excess(each.choice) for each in many]
+    totals = [tables[each.name].excess(each.choice, 1000) for each in few]
+    share = share_of_gain(many, tables, 100_000)
+    slower = sum(
+        tables[each.name].figures[each.choice][1]
+        > (1 + tables[each.name].noise) * tables[each.name].figures["vmap"][1]
+        for each in many
+    )
+    compiles = [each.compiles for each in many]
+    print()
+    print_table(
+        ["over the suite", "measured", "bar"],
+        [
+            _row(
+                "run time at 100,000 calls over the best, geometric mean",
+                geometric_mean(runs),
+                1.04,
+            ),
+            _row("    the worst", max(runs), 1.25),
+            _row(
+                "total at 1,000 calls over the least, geometric mean", geometric_mean(totals), 1.05
+            ),
+            _row("    the worst", max(totals), 1.3),
+            ["gain over vmap, share of the oracle's", f"{share:.3f}", ">= 0.95"],
+            ["slower than vmap beyond the noise", str(slower), "0"],
+            _row("candidates compiled at 100,000 calls, mean", statistics.mean(compiles), 4.7),
+            _row("    the most", max(compiles), 8),
+            _row("first call over that of jit(vmap), median", statistics.median(longer), 4.5),
+            _row("    the worst", max(longer), 12),
+        ],
+    )
+
+
+def _row(what: str, value: float, bar: float) -> list[str]:
+    return [what, f"{value:.3f}", verdict(value, bar)]
+
+
+def compare_sizes() -> None:
+    """Prints what tuning a cheap function of a thousand times the rows costs more."""
+    print("\nA cheap function, 1,000 and 1,000,000 rows")
+    rows = []
+    for size in (1000, 1_000_000):
+        batched = autobatch(lambda x: jnp.sin(x) * x + 1, store=False)
+        x = np.linspace(0, 1, size, dtype=np.float32)
+        first_s = seconds_of_first_call(batched, (x,))
+        outcomes = [each for each in batched.plan(x).outcomes if each.run_s is not None]
+        timed = sum((each.run_s or 0.0) * (each.samples or 0) for each in outcomes)
+        rows.append([f"{size:,}", str(len(outcomes)), f"{first_s - timed:.3f} s"])
+    print_table(["rows", "candidates", "first call less the timed runs"], rows)
+
+
+if __name__ == "__main__":
+    print_header("Tuned choices against the oracle of recorded tables")
+    compare()
+    compare_sizes()
