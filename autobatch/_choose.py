@@ -171,7 +171,7 @@ def choose(record: Record, limits: Limits) -> Strategy | None:
     """Returns the strategy with the least total within `limits`, or None if nothing is viable.
 
     `vmap` stays unless another gains more than the noise. Among those that do, whoever is within
-    the noise of the least total is its equal, and equals are told apart by memory, then compile
+    3 % of the least total is its equal, and equals are told apart by memory, then compile
     time, then a fixed order.
     """
     viable = [each for each in record.outcomes if _objection(each, limits) is None]
@@ -184,7 +184,7 @@ def choose(record: Record, limits: Limits) -> Strategy | None:
     if not better:
         return VMAP if default is not None else None
     least = min(total_s(each, calls) for each in better)
-    equals = [each for each in better if keep * total_s(each, calls) <= least]
+    equals = [each for each in better if (1 - LEAST_GAIN) * total_s(each, calls) <= least]
     return min(equals, key=_preference).strategy
 
 
@@ -234,8 +234,12 @@ def decide(record: Record, limits: Limits) -> Decision:
 
 
 def margin(record: Record) -> float:
-    """Returns the share by which a strategy must beat `vmap`: its noise, at least 3 %."""
-    return min(max(LEAST_GAIN, record.noise or 0.0), 0.99)
+    """Returns the share by which a strategy must beat `vmap`: its noise, at least 3 %.
+
+    Noise is relative to the smaller of two measurements, so one may be `1 + noise` times another.
+    """
+    noise = record.noise or 0.0
+    return max(LEAST_GAIN, noise / (1 + noise))
 
 
 def is_measured(record: Record) -> bool:

@@ -8,15 +8,12 @@ clipped to the rows. optax takes divisors of the rows only: the largest that is 
 
 from __future__ import annotations
 
-import math
 import os
-import random
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import jax
@@ -31,6 +28,7 @@ from _common import (
     verdict,
     with_spread,
 )
+from _timing import Call, geometric_mean, glance, interleaved
 from _workloads import SUITE, Case
 
 from autobatch import Budget, autobatch
@@ -55,16 +53,8 @@ GRID = (4, 16, 64, 256, 1024, 4096)
 EXPECTED_CALLS = 100_000
 BAR_COMMON, BAR_BEST = 0.85, 1.03
 
-SAMPLE_S = 4e-3
-"""A timed sample repeats a call until it lasts at least this long."""
-GLANCES, GLANCE_S = 5, 0.1
-SLOW_S = 1.0
-"""A call that takes longer is timed once."""
 FINALISTS = 2
-"""Of so many sizes that were fastest at a glance, the best is the one with the least median."""
-ROUNDS_LEAST, ROUNDS_MOST, CONTEST_S = 7, 201, 9.0
-
-Call = Callable[[], Any]
+"""The best size is the best of so many that were fastest at a glance, and of the common one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,60 +95,6 @@ class Contest:
         """Returns the fastest of the peer's forms at a glance, the fastest first."""
         forms = {each.size: each for each in self.peers[peer.name].values()}
         return sorted(forms.values(), key=lambda each: each.seconds)[:FINALISTS]
-
-
-def timed(call: Call, repeats: int = 1) -> float:
-    """Returns the seconds of one call."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        jax.block_until_ready(call())
-    return (time.perf_counter() - start) / repeats
-
-
-def repeats_for(seconds: float) -> int:
-    """Returns how often a sample repeats a call of so many seconds."""
-    return max(1, round(SAMPLE_S / seconds))
-
-
-def glance(call: Call) -> float:
-    """Returns the least of a few samples; the first call, which compiles, is none of them."""
-    timed(call)
-    once = timed(call)
-    if once > SLOW_S:
-        return once
-    repeats = repeats_for(once)
-    samples = max(1, min(GLANCES, int(GLANCE_S / (once * repeats))))
-    return min(timed(call, repeats) for _ in range(samples))
-
-
-def interleaved(
-    calls: Sequence[Call],
-    *,
-    seconds: float = CONTEST_S,
-    least: int = ROUNDS_LEAST,
-    most: int = ROUNDS_MOST,
-) -> list[list[float]]:
-    """Returns the samples of each call, taken in rounds of random order.
-
-    After `least` rounds, no round begins beyond `seconds`.
-    """
-    # Equal programs must be repeated equally often: the first call of a sample is a cold one.
-    repeats = [repeats_for(min(timed(call) for _ in range(3))) for call in calls]
-    samples: list[list[float]] = [[] for _ in calls]
-    order, shuffle = list(range(len(calls))), random.Random(0).shuffle
-    end = time.perf_counter() + seconds
-    for done in range(most):
-        if done >= least and time.perf_counter() > end:
-            break
-        shuffle(order)
-        for number in order:
-            samples[number].append(timed(calls[number], repeats[number]))
-    return samples
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Returns the geometric mean."""
-    return math.exp(np.mean([math.log(each) for each in values]))
 
 
 def assert_agree(found: Any, expected: Any) -> None:
@@ -268,15 +204,20 @@ def main() -> None:
     common = {peer.name: common_size(peer, contests) for peer in peers}
     measured = [against_peers(contest, peers, common) for contest in contests]
     columns, table = ["workload", "plan", "run"], [row for row, _ in measured]
-    means, medians, bars = ["geometric mean", "", ""], ["median", "", ""], ["bar", "", ""]
+    means, bars = ["geometric mean", "", ""], ["bar", "", ""]
+    # No size of the grid is row by row, so where that wins, all peers lose.
+    others = ["the same, plan not map", "", ""]
+    is_other = [contest.plan != "map" for contest in contests]
     for peer, over in zip(peers, zip(*(found for _, found in measured), strict=True), strict=True):
-        at_common, at_best = zip(*over, strict=True)
-        mean_common, mean_best = geometric_mean(at_common), geometric_mean(at_best)
         columns += [f"{peer.name} K={common[peer.name]}", "best K", "K"]
-        means += [f"{mean_common:.2f}", f"{mean_best:.2f}", ""]
-        medians += [f"{statistics.median(each):.2f}" for each in (at_common, at_best)] + [""]
-        bars += [verdict(mean_common, BAR_COMMON), verdict(mean_best, BAR_BEST), ""]
-    print_table(columns, [*table, means, medians, bars])
+        for values, bar in zip(zip(*over, strict=True), (BAR_COMMON, BAR_BEST), strict=True):
+            mean = geometric_mean(values)
+            means.append(f"{mean:.2f}")
+            bars.append(verdict(mean, bar))
+            others.append(f"{geometric_mean(compress(values, is_other)):.2f}")
+        for row in (means, bars, others):
+            row.append("")
+    print_table(columns, [*table, means, bars, others])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _common import print_header, print_table, verdict
+from _timing import geometric_mean
 from record_tables import FOLDER, SUITE, load_suite
 
 from autobatch import Budget, autobatch
@@ -77,10 +78,6 @@ def tuned(case: Any, made: Any, calls: int) -> Tuned:
     plan = batched.plan(*args)
     compiles = sum(each.compile_s is not None for each in plan.outcomes)
     return Tuned(name=case.name, choice=str(plan.strategy), compiles=compiles, first_s=first_s)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.mean(map(math.log, values)))
 
 
 def share_of_gain(results: Sequence[Tuned], tables: dict[str, Table], calls: int) -> float:

@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _common import median_and_spread, print_header, print_table, ratios, with_spread
+from _timing import Call, geometric_mean, glance, interleaved
 from _workloads import SUITE
 from bench_dispatch import ROWS, SMALL_CALLS, Contest
-from bench_peers import Call, geometric_mean, glance, interleaved
 
 from autobatch import Budget, autobatch
 from autobatch._units import format_bytes, format_seconds

@@ -126,7 +126,7 @@ def _batch_size(in_axes: Any, args: Any) -> int:
 
 def main() -> None:
     """Records the tables of the named cases, or of all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--suite", type=Path, default=SUITE)
     parser.add_argument("--folder", type=Path, default=FOLDER)
