@@ -15,7 +15,7 @@ PYTHON ?= $(shell for each in $(PYTHONS); do \
 TEMPORARY_STORE := store=$$(mktemp -d) || exit 1; trap 'rm -rf "$$store"' EXIT; \
 	AUTOBATCH_CACHE_DIR="$$store"; export AUTOBATCH_CACHE_DIR;
 
-.PHONY: help setup test lint format demo bench wheel clean
+.PHONY: help setup test lint format demo docs bench wheel clean
 
 help:
 	@echo "make setup    build $(VENV) (the others do so by themselves)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test     run the tests"
 	@echo "make lint     check format, style and types"
 	@echo "make format   format, and mend what can be mended"
+	@echo "make docs     write docs/cli.md from the command"
 	@echo "make bench    run every benchmark, one table each"
 	@echo "make wheel    build the wheel into dist/"
 	@echo "make clean    remove all that the others made"
@@ -54,6 +55,9 @@ format: $(VENV)/.lint
 
 demo: $(VENV)/.setup
 	@$(TEMPORARY_STORE) $(BIN)/autobatch demo
+
+docs: $(VENV)/.setup
+	@$(BIN)/python docs/generate_cli.py
 
 bench: $(VENV)/.bench
 	@set -e; $(TEMPORARY_STORE) \

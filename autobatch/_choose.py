@@ -237,9 +237,10 @@ def margin(record: Record) -> float:
     """Returns the share by which a strategy must beat `vmap`: its noise, at least 3 %.
 
     Noise is relative to the smaller of two measurements, so one may be `1 + noise` times another.
+    Cores that others used are cores that `vmap`, which runs on all of them, had not for itself.
     """
     noise = record.noise or 0.0
-    return max(LEAST_GAIN, noise / (1 + noise))
+    return max(LEAST_GAIN, noise / (1 + noise), min(0.9, record.load or 0.0))
 
 
 def is_measured(record: Record) -> bool:

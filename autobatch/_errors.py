@@ -29,8 +29,14 @@ class AutobatchWarning(UserWarning):
 
 
 # What XLA says where it planned the buffer, and where a library inside asked for it ("failed to
-# allocate", "allocation failed").
-_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "out of memory", "Out of memory", "llocat")
+# allocate", "allocation failed"); YNNPACK says why only to the terminal.
+_OUT_OF_MEMORY = (
+    "RESOURCE_EXHAUSTED",
+    "out of memory",
+    "Out of memory",
+    "llocat",
+    "YNNPACK operation failed",
+)
 
 _WARNED: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""What identifies a workload: named parts, and their digest.
+"""What identifies a workload: the named parts of its key.
 
 Equal programs have equal keys in every process: no name, address, source line or closed-over value
 goes in, so two lambdas of the same arithmetic share one record.
@@ -11,7 +11,6 @@ import enum
 import functools
 import hashlib
 import itertools
-import json
 import os
 import re
 import types
@@ -66,12 +65,6 @@ def key_parts(workload: Workload, device: Any, *, name: str | None) -> dict[str,
         **device_parts(device),
         **software_parts(),
     }
-
-
-def digest(parts: Mapping[str, Any]) -> str:
-    """Returns the key: the SHA-256 of the canonical JSON of `parts`, in hex."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def device_parts(device: Any) -> dict[str, Any]:

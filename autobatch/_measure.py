@@ -27,9 +27,9 @@ from autobatch._strategies import Strategy
 
 SAMPLE_S = 1e-3
 """A timed sample repeats a call until it lasts at least this long."""
-GLANCES, GLANCE_S = 3, 0.01
+GLANCES, GLANCE_S = 4, 0.01
 """Samples of a candidate by itself, which tell the search where to go: so many, or so long."""
-ROUNDS_LEAST, ROUNDS_MOST = 3, 15
+ROUNDS_LEAST, ROUNDS_MOST = 3, 30
 """Samples of a candidate among the others, which tell them apart."""
 FAR_SLOWER = 1.5
 """A candidate whose best sample is this many times slower than the best gets no further sample."""
@@ -121,6 +121,7 @@ def glance(
     kwargs: Any,
     instruments: Instruments,
     *,
+    care: float = 1.0,
     once: bool = False,
 ) -> None:
     """Runs the trial a few times more: how fast is it, and how often must a sample repeat it?
@@ -134,6 +135,7 @@ def glance(
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
         instruments: the clock.
+        care: how many times as long as usual it may take.
         once: whether one more run must do, and no sample may repeat it.
     """
     assert trial.first_run_s is not None
@@ -148,8 +150,8 @@ def glance(
     if once:
         return
     trial.repeats = max(1, min(1000, round(SAMPLE_S / max(single_s, 1e-9))))
-    for _ in range(GLANCES):
-        if instruments.clock() - start > GLANCE_S:
+    for _ in range(GLANCES - 1):
+        if instruments.clock() - start > care * GLANCE_S:
             return
         trial.glances.append(_sample(trial, args, kwargs, instruments))
 
@@ -200,10 +202,17 @@ def difference(once: Trial, again: Trial) -> float | None:
     if len(once.samples) < 2 or len(again.samples) < 2:
         return None
     first, second = statistics.median(once.samples), statistics.median(again.samples)
+    return max(abs(first - second) / min(first, second), scatter(once, again))
+
+
+def scatter(one: Trial, other: Trial) -> float:
+    """Returns three standard errors of the difference of two run times, relative to them."""
     errors = (
-        _standard_error(each) / statistics.median(each) for each in (once.samples, again.samples)
+        _standard_error(each.samples) / statistics.median(each.samples)
+        for each in (one, other)
+        if each.samples
     )
-    return max(abs(first - second) / min(first, second), 3 * math.hypot(*errors))
+    return 3 * math.hypot(*errors)
 
 
 def is_beyond_doubt(slow: Trial, quick: Trial) -> bool:

@@ -124,11 +124,19 @@ def _cgroup_room(group: Path, limit: str, usage: str, reclaimable: str) -> list[
 
 
 def _address_space_room(proc: Path) -> list[tuple[int, int]]:
-    """Returns free and total bytes under `ulimit -v`, where that is set."""
+    """Returns free and total bytes under `ulimit -v`, where that is set.
+
+    Half of what is left counts as free: libraries reserve address space that they do not touch
+    (a convolution its unrolled patches, each thread its arena), and some abort where they are
+    refused, which nobody can catch.
+    """
+    total, used = _address_space_limit(proc), _status_bytes(proc, "VmSize")
+    return [] if total is None or used is None else [((total - used) // 2, total)]
+
+
+def _address_space_limit(proc: Path) -> int | None:
     _, _, soft_limit = _read(proc / "limits").partition("Max address space")
-    total = _number((soft_limit.split() or [""])[0])  # "unlimited" is no number
-    used = _status_bytes(proc, "VmSize")
-    return [] if total is None or used is None else [(total - used, total)]
+    return _number((soft_limit.split() or [""])[0])  # "unlimited" is no number
 
 
 def measured_growth(run: Callable[[], T], device: Any) -> tuple[T, int | None]:
@@ -160,8 +168,8 @@ def measured_growth(run: Callable[[], T], device: Any) -> tuple[T, int | None]:
 def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | None]:
     """Returns what `run` returned and the growth of this process's resident memory, if known.
 
-    Only Linux can reset the high-water mark (`man 5 proc_pid_clear_refs`), and some containers
-    do not let it be written.
+    Under `ulimit -v` it is the growth of the address space, if that is more. Only Linux can reset
+    the high-water mark (`man 5 proc_pid_clear_refs`), and some containers do not let it be written.
 
     Args:
         run: as for `measured_growth`.
@@ -177,10 +185,17 @@ def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | N
     # The mark is read before and after, not the resident size before: the kernel batches its
     # counters per core, and one counter's error cancels where two would add.
     with no_garbage_collection():  # what it frees meanwhile would be used again without growth
-        before = _status_bytes(proc, "VmHWM")
+        before, size = _status_bytes(proc, "VmHWM"), _status_bytes(proc, "VmSize")
         result = run()
         after = _status_bytes(proc, "VmHWM")
-    return result, None if before is None or after is None else max(0, after - before)
+    if before is None or after is None:
+        return result, None
+    growth = max(0, after - before)
+    if _address_space_limit(proc) is not None and size is not None:
+        # What is only reserved counts against that limit too. Its peak cannot be reset: if this
+        # run did not raise it, the figure is too high, which is safe.
+        growth = max(growth, (_status_bytes(proc, "VmPeak") or 0) - size)
+    return result, growth
 
 
 def _await_frees(proc: Path) -> None:

@@ -30,7 +30,9 @@ from autobatch._eligibility import effect_of, must_not_run, nothing_to_choose, o
 from autobatch._errors import IneligibleStrategyError, RecordMissError, warn_once
 from autobatch._estimate import bound, estimated
 from autobatch._instruments import Instruments
-from autobatch._key import digest, key_parts
+from autobatch._job import Interrupted, Job, NewProgram
+from autobatch._digest import digest
+from autobatch._key import key_parts
 from autobatch._mapping import check
 from autobatch._program import Program
 from autobatch._record import Limits, Record
@@ -40,7 +42,6 @@ from autobatch._workload import Workload
 
 if TYPE_CHECKING:
     from autobatch._store import Store
-    from autobatch._tuner import Job, NewProgram
 
 LOGGER = logging.getLogger("autobatch")
 
@@ -120,12 +121,12 @@ class Planner:
         record, source = self._recorded(key)
         if record is not None:
             limits = self._limits(arrays, device)
-            if may_tune and (record.data == "synthetic" or self._is_open(record, limits)):
+            if may_tune and (record.data == "synthetic" or _is_open(record, limits)):
                 return None
             if record.data == "synthetic":
                 return self._planned(record, limits, "synthetic", keep=False)
             # What a trace is content with must not keep the next call from measuring.
-            is_open = could_tune and (mode == "force" or self._is_open(record, limits))
+            is_open = could_tune and (mode == "force" or _is_open(record, limits))
             return self._planned(record, limits, source, keep=may_tune or not is_open)
         if mode == "require":
             raise RecordMissError(self._miss(parts))
@@ -269,8 +270,6 @@ class Planner:
     def _job(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
     ) -> Job:
-        from autobatch._tuner import Job  # what tunes is not loaded where a record is found
-
         parts = key_parts(workload, device, name=self.key_name)
         return Job(
             workload=workload,
@@ -285,12 +284,12 @@ class Planner:
         )
 
     def _measure(self, job: Job, resume: Record | None) -> Planned:
-        from autobatch import _tuner
+        from autobatch import _tuner  # not loaded where a record is found
 
         source: Source = "tuned" if job.data == "real" else "synthetic"
         try:
             result = _tuner.tune(job, INSTRUMENTS, resume=resume)
-        except _tuner.Interrupted as interrupted:
+        except Interrupted as interrupted:
             self._keep(interrupted.record, source)
             raise
         if job.data == "synthetic" and not is_measured(result.record):
@@ -299,12 +298,6 @@ class Planner:
         self._measured.add(job.key)
         planned = self._planned(result.record, job.limits, source, keep=job.data == "real")
         return replace(planned, program=result.programs.get(planned.plan.strategy))
-
-    @staticmethod
-    def _is_open(record: Record, limits: Limits) -> bool:
-        from autobatch._search import reopened  # only where something could be measured
-
-        return reopened(record, limits) is not None
 
     def _estimated(
         self, workload: Workload, arrays: Sequence[Any], device: Any, key: str, how: str
@@ -397,6 +390,12 @@ class Planner:
         if nearest is not None:
             message += f"; the nearest one differs in {', '.join(nearest)}"
         return f"{message}. Call it once with tune='first-call', or call its `.tune(...)`."
+
+
+def _is_open(record: Record, limits: Limits) -> bool:
+    from autobatch._search import reopened  # only where something could be measured
+
+    return reopened(record, limits) is not None
 
 
 def _unmeasured(source: Source, reason: str, key: str = "", strategy: Strategy = VMAP) -> Planned:

@@ -6,9 +6,11 @@ Nothing here decides, measures or touches the disk.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, Literal, cast, get_args
 
 from autobatch._strategies import Strategy
@@ -119,7 +121,8 @@ class Record:
         facts: what was known before anything was compiled.
         outcomes: one or more for each family of strategies.
         searched: the limits under which the search ran.
-        noise: relative difference of two measurements of the default; None if there is only one.
+        noise: relative difference of two measurements of one program; None if there is only one.
+        load: share of the cores that other processes used meanwhile; None where nobody knows.
         tuned_in_s: wall seconds that the tuning took.
         data: whether it was measured on the caller's arrays or on stand-ins.
     """
@@ -135,6 +138,7 @@ class Record:
     searched: Limits
     noise: float | None
     tuned_in_s: float
+    load: float | None = None
     data: Data = "real"
 
 
@@ -160,11 +164,20 @@ def from_json(text: str) -> Record:
     """
     try:
         data = _checked("record", json.loads(text, parse_constant=_refused), dict)
+        schema = data.pop("schema", None)
+        if type(schema) is not int or schema != SCHEMA:
+            raise ValueError(f"not a record of schema {SCHEMA}")
+        return from_data(data)
     except RecursionError:
         raise ValueError("not a record: nested too deeply") from None
-    schema = data.pop("schema", None)
-    if type(schema) is not int or schema != SCHEMA:
-        raise ValueError(f"not a record of schema {SCHEMA}")
+
+
+def from_data(data: Mapping[str, Any]) -> Record:
+    """Returns the record that `to_data` gave.
+
+    Raises:
+        ValueError: it is no record. Every field is checked, since the data may be anybody's.
+    """
     _known(data, Record)
     outcomes = _checked("outcomes", data.get("outcomes"), list)
     return Record(
@@ -179,8 +192,18 @@ def from_json(text: str) -> Record:
         searched=_limits(_checked("searched", data.get("searched"), dict)),
         noise=_number("noise", data.get("noise"), float, optional=True),
         tuned_in_s=_number("tuned_in_s", data.get("tuned_in_s"), float),
+        load=_number("load", data.get("load"), float, optional=True),
         data=_one_of("data", data.get("data"), Data),
     )
+
+
+def created_at(record: Record) -> datetime | None:
+    """Returns when `record` was made, or None where `created` is no time: nothing checks it."""
+    try:
+        created = datetime.fromisoformat(record.created)
+    except ValueError:
+        return None
+    return created if created.tzinfo is not None else created.replace(tzinfo=UTC)
 
 
 def _refused(constant: str) -> None:
@@ -191,9 +214,16 @@ def _parts(data: dict[str, Any]) -> dict[str, Any]:
     """Returns the parts of a key: numbers, texts, and lists of them."""
     for name, value in data.items():
         values = cast(list[Any], value) if isinstance(value, list) else [value]
-        if not all(each is None or isinstance(each, str | int | float) for each in values):
-            raise ValueError(f"not a record: part {name:.80} is {value!r:.80}")
+        if not all(_is_plain(each) for each in values):
+            raise ValueError(f"not a record: part {name!r:.80} is {value!r:.80}")
     return data
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether `value` is one that JSON holds; 1e999 is read as infinity."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int)
 
 
 def _outcome(data: dict[str, Any]) -> Outcome:
@@ -236,10 +266,10 @@ def _limits(data: dict[str, Any]) -> Limits:
     )
 
 
-def _known(data: dict[str, Any], cls: type) -> None:
+def _known(data: Mapping[str, Any], cls: type) -> None:
     unknown = set(data) - {each.name for each in fields(cls)}
     if unknown:
-        raise ValueError(f"not a record: unknown fields {sorted(unknown)}")
+        raise ValueError(f"not a record: unknown fields {sorted(unknown)!s:.80}")
 
 
 def _checked(name: str, value: Any, kind: type) -> Any:

@@ -63,7 +63,7 @@ UNROLLED_ROWS_MOST = 16
 LEAST_SHARE = 0.012
 """Share of the best total that a candidate must be expected to gain, for every one measured before:
 what is left to find grows less, and what differs by less than the noise is no gain."""
-PATIENCE = 4.0
+PATIENCE = 2.5
 """A candidate may cost so many times what it is expected to gain, divided by the number of those
 measured before: tuning is paid for once, and the record serves every later process."""
 LEISURE = 9.0
@@ -172,7 +172,10 @@ class Search:
         best = max(weighed, key=lambda each: weighed[each].worth_s)
         if cut_by is not None and weighed[best].worth_s > 0:
             return Outcome(strategy=best, status="out-of-time", reason=cut_by)
-        return Outcome(strategy=best, status="not-worth", reason=weighed[best].reason())
+        reason = weighed[best].reason()
+        if weighed[best].worth_s > 0:
+            reason += f": too long a wait for {self.limits.expected_calls:,} calls"
+        return Outcome(strategy=best, status="not-worth", reason=reason)
 
     def _candidates(self) -> list[Strategy]:
         """Returns the candidates that may be tried, no two of which are the same program."""
@@ -247,6 +250,7 @@ class Search:
             cost_s=compile_s + RUNS * math.exp(mean),
             compile_s=compile_s,
             place=len(measured),
+            best_s=total_s(best, calls),
             least_s=LEAST_SHARE * len(measured) * total_s(best, calls),
             most_s=calls * best.run_s,
         )
@@ -273,6 +277,7 @@ class _Weight:
     cost_s: float
     compile_s: float
     place: int
+    best_s: float
     least_s: float
     most_s: float
 
@@ -286,7 +291,8 @@ class _Weight:
         seconds = f"compile predicted {format_seconds(self.compile_s)}"
         if self.most_s < self.compile_s:
             return f"{seconds} for at most {format_seconds(self.most_s)}"
-        return f"{seconds} for an expected gain of {format_seconds(max(0.0, self.gain_s))}"
+        gain = f"{seconds} for an expected gain of {format_seconds(max(0.0, self.gain_s))}"
+        return f"{gain} ({self.gain_s / self.best_s:.1%})" if self.best_s else gain
 
 
 def chunk_sizes(batch_size: int) -> list[int]:

@@ -13,8 +13,10 @@ import shlex
 import sqlite3
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,7 +34,8 @@ LOCK_TIMEOUT_S = 1
 _T = TypeVar("_T")
 
 # The schema is part of the name, so that other versions of autobatch keep their records.
-_PREFIX = f"record/{SCHEMA}/"
+_ANY_SCHEMA = "record/"
+_PREFIX = f"{_ANY_SCHEMA}{SCHEMA}/"
 
 _DATABASE = diskcache.core.DBNAME
 _SETTINGS: dict[str, int | str] = {
@@ -130,6 +133,21 @@ class _Cache(diskcache.Cache):
         return bounded
 
 
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """What became of records that were merged into a store.
+
+    Attributes:
+        added: how many had no counterpart there.
+        replaced: how many took the place of theirs.
+        kept: how many did not.
+    """
+
+    added: int = 0
+    replaced: int = 0
+    kept: int = 0
+
+
 class Store:
     """One folder of records, for any thread, and for the child of a fork too.
 
@@ -157,7 +175,7 @@ class Store:
 
         def read_all(cache: _Cache) -> list[Record]:
             found: list[Record] = []
-            for name in _names(cache):
+            for name in _names(cache, _PREFIX):
                 try:
                     record = _read(cache, name)
                 except ValueError as error:
@@ -168,14 +186,53 @@ class Store:
 
         return self._attempt(read_all, [])
 
+    def merge(self, records: Iterable[Record], wins: Callable[[Record, Record], bool]) -> Merged:
+        """Puts in `records`, all of them or, at a fault, none.
+
+        Args:
+            records: what is put in, one after the other.
+            wins: whether the first of two records takes the place of the second, which its key
+                has already. One that cannot be read is as good as none.
+        """
+
+        def put(cache: _Cache, record: Record) -> str:
+            known = _readable(cache, _PREFIX + record.key)
+            if known is not None and not wins(record, known):
+                return "kept"
+            cache.set(_PREFIX + record.key, to_json(record))
+            return "added" if known is None else "replaced"
+
+        def put_all(cache: _Cache) -> Merged:
+            with cache.transact():
+                return Merged(**Counter(put(cache, each) for each in records))
+
+        return self._attempt(put_all, Merged(), create=True)
+
     def remove(self, keys: Iterable[str]) -> int:
         """Removes the records of `keys` and returns how many there were."""
         names = [_PREFIX + key for key in keys]
         return self._attempt(lambda cache: _delete(cache, names), 0)
 
+    def prune(self, stale: Callable[[Record], bool], *, other_schemas: bool) -> int:
+        """Removes the records that are stale and returns how many there were.
+
+        Args:
+            stale: whether a record goes. One that cannot be read stays.
+            other_schemas: whether all records of other schemas go too, unread.
+        """
+
+        def sweep(cache: _Cache) -> int:
+            with cache.transact():
+                names = set(_names(cache, _ANY_SCHEMA))
+                ours = {name: _readable(cache, name) for name in _names(cache, _PREFIX)}
+                gone = [name for name, record in ours.items() if record and stale(record)]
+                return _delete(cache, [*gone, *(names - set(ours) if other_schemas else ())])
+
+        return self._attempt(sweep, 0)
+
     def clear(self) -> int:
         """Removes every record of this schema, readable or not, and returns how many."""
-        return self._attempt(lambda cache: _delete(cache, _names(cache)), 0)
+        return self._attempt(lambda cache: _delete(cache, _names(cache, _PREFIX)), 0)
 
     def problem(self) -> str | None:
         """Returns why no record can be kept here, found by trying to write, or None."""
@@ -279,8 +336,8 @@ def _resolved(folder: object, name: str) -> Path:
     )
 
 
-def _names(cache: _Cache) -> list[str]:
-    return [name for name in cache if isinstance(name, str) and name.startswith(_PREFIX)]
+def _names(cache: _Cache, prefix: str) -> list[str]:
+    return [name for name in cache if isinstance(name, str) and name.startswith(prefix)]
 
 
 def _read(cache: _Cache, name: str) -> Record | None:
@@ -291,6 +348,13 @@ def _read(cache: _Cache, name: str) -> Record | None:
     if _PREFIX + record.key != name:
         raise ValueError(f"the record of {record.key!r:.80} under another key")
     return record
+
+
+def _readable(cache: _Cache, name: str) -> Record | None:
+    try:
+        return _read(cache, name)
+    except ValueError:
+        return None
 
 
 def _delete(cache: _Cache, names: list[str]) -> int:

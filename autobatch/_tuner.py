@@ -6,11 +6,11 @@ Which candidates, is `_search`'s; how they are measured, `_measure`'s; which one
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import jax
 
@@ -21,16 +21,16 @@ from autobatch._eligibility import depends_on_values, has_callback, may_not_end
 from autobatch._errors import is_out_of_memory, warn_once
 from autobatch._gate import Need, predicted_bytes
 from autobatch._instruments import Instruments
+from autobatch._job import Interrupted, Job, Tuned
 from autobatch._key import device_in_words
 from autobatch._measure import Reference, Trial
 from autobatch._nesting import busy
-from autobatch._program import Program
-from autobatch._record import Data, Facts, Limits, Outcome, PeakSource, Record, Status
+from autobatch._record import Facts, Outcome, PeakSource, Record, Status
 from autobatch._report import summary
 from autobatch._search import Search, over_memory, reopened
 from autobatch._strategies import FAMILIES, VMAP, Strategy, chunked, rows_at_once
 from autobatch._units import format_seconds
-from autobatch._workload import Workload, equations
+from autobatch._workload import equations
 
 LOGGER = logging.getLogger("autobatch")
 
@@ -42,58 +42,13 @@ _USUAL_CANDIDATES = 4
 """Candidates that a search usually tries."""
 CONTENDER = 1.25
 """A candidate whose total at a glance is this many times the least is timed no further."""
-QUIET, REPETITIONS = 0.05, 3
+MOST_CARE = 10.0
+"""Timing takes so many times as long, at most, where calls are many."""
+QUIET, REPETITIONS = 0.05, 2
 """Rounds are repeated, so often at most, while two measurements of one program differ by more."""
 
 _DEVICE = threading.RLock()
 """Held while candidates run, so that two tunings of one process do not disturb each other."""
-
-
-NewProgram = Callable[[], Program]
-"""Returns a fresh program of the mapped function."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is to be tuned.
-
-    Attributes:
-        workload: the described call.
-        arrays: those of the call, or stand-ins.
-        device: the `jax.Device` they are worked on.
-        limits: the budget on this device.
-        key, parts, name: as the record holds them.
-        new_program: returns a fresh program; candidates never compile on one in service.
-        also: strategies to measure besides those that the search picks.
-        data: whether `arrays` are the caller's arrays or stand-ins.
-    """
-
-    workload: Workload
-    arrays: tuple[Any, ...]
-    device: Any
-    limits: Limits
-    key: str
-    parts: Mapping[str, Any]
-    name: str
-    new_program: NewProgram
-    also: tuple[Strategy, ...] = ()
-    data: Data = "real"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """What a tuning found, and the programs that it compiled."""
-
-    record: Record
-    programs: Mapping[Strategy, Program]
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a tuning, with the record of what had been measured by then."""
-
-    def __init__(self, record: Record) -> None:
-        super().__init__()
-        self.record = record
 
 
 def tune(job: Job, instruments: Instruments, *, resume: Record | None = None) -> Tuned:
@@ -116,15 +71,18 @@ def tune(job: Job, instruments: Instruments, *, resume: Record | None = None) ->
 class _Tuning:
     def __init__(self, job: Job, instruments: Instruments) -> None:
         self._job, self._instruments = job, instruments
-        self._start = instruments.clock()
+        self._start, self._others_start_s = instruments.clock(), instruments.others_s()
         self._deadline = self._start + job.limits.tuning_s
         self._trials: list[Trial] = []
         self._others: list[Outcome] = []  # what was not measured, and what was in earlier tunings
+        self._refused: list[Outcome] = []  # for a bound that the next measurement may correct
         self._reference: Reference | None = None
         self._args, self._kwargs = job.workload.statics.rebuilt(job.arrays)
         self._announced = False
         self._under_way: Strategy | None = None
         self._noise: float | None = None
+        # What is called more often is worth a closer look.
+        self._care = min(MOST_CARE, max(1.0, math.sqrt(job.limits.expected_calls / 1000)))
         row = job.workload.row
         # Each call of a `pure_callback` runs a user's code: as few as will do.
         self._is_called_back = row is not None and has_callback(row)
@@ -206,7 +164,7 @@ class _Tuning:
             trial = trial or self._trace(strategy)
             predicted = self._predicted(trial)
             if limit is not None and predicted > limit:
-                self._others.append(over_memory(strategy, predicted, limit, "may need"))
+                self._refused.append(over_memory(strategy, predicted, limit, "may need"))
             else:
                 self._compile_and_run(trial, limit)
         except Exception as error:
@@ -242,6 +200,7 @@ class _Tuning:
         del outputs
         firsts = [each.first_run_s for each in self._trials if each.first_run_s is not None]
         self._trials.append(trial)
+        self._refused.clear()
         if instruments.clock() > self._deadline:
             trial.is_far_slower, trial.glances = True, [trial.first_run_s or 0.0]
             return
@@ -251,6 +210,7 @@ class _Tuning:
             self._args,
             self._kwargs,
             instruments,
+            care=self._care,
             once=self._is_called_back,
         )
 
@@ -288,6 +248,7 @@ class _Tuning:
             for each in pair:
                 each.samples = []
             self._rounds(pair)
+            self._noise = max(self._noise or 0.0, _measure.scatter(*pair))
 
     def _rounds(self, trials: list[Trial]) -> None:
         compiling = sum(each.compile_s or 0.0 for each in self._trials)
@@ -296,7 +257,7 @@ class _Tuning:
             self._args,
             self._kwargs,
             self._instruments,
-            seconds=min(1.0, max(0.03, 0.1 * compiling)),
+            seconds=self._care * min(1.0, max(0.03, 0.1 * compiling)),
             deadline=self._deadline,
             most_rounds=_measure.ROUNDS_LEAST if self._is_called_back else _measure.ROUNDS_MOST,
         )
@@ -319,8 +280,17 @@ class _Tuning:
                 needed_bytes=self._peak(each, argument_bytes=0)[0] or 0,
             )
             for each in self._trials
-            if each.growth_bytes is not None
+            if self._is_known(each)
         ]
+
+    def _is_known(self, trial: Trial) -> bool:
+        """Returns whether what a candidate needed is known, and not only what XLA planned.
+
+        On a CPU libraries allocate beside the plan. On other devices they do not, and there the
+        allocator's peak, which cannot be reset, seldom says anything.
+        """
+        is_planned = trial.planned_bytes is not None and self._job.device.platform != "cpu"
+        return is_planned or trial.growth_bytes is not None
 
     def _fail(
         self, strategy: Strategy, status: Status, reason: str, trial: Trial | None = None
@@ -331,7 +301,7 @@ class _Tuning:
         )
 
     def _outcomes(self) -> list[Outcome]:
-        return [*self._measured(), *self._others]
+        return [*self._measured(), *self._others, *self._refused]
 
     def _measured(self) -> Iterable[Outcome]:
         for trial in self._trials:
@@ -365,8 +335,15 @@ class _Tuning:
             searched=replace(job.limits, tuning_s=tuning_s),
             noise=self._noise,
             tuned_in_s=elapsed,
+            load=self._load(elapsed),
             data=job.data,
         )
+
+    def _load(self, elapsed: float) -> float | None:
+        before, now = self._others_start_s, self._instruments.others_s()
+        if self._job.device.platform != "cpu" or before is None or now is None or elapsed <= 0:
+            return None
+        return max(0.0, now - before) / elapsed
 
     def _peak(self, trial: Trial, argument_bytes: int) -> tuple[int | None, PeakSource | None]:
         return _memory.peak_bytes(

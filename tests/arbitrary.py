@@ -83,5 +83,6 @@ def records(draw: st.DrawFn) -> Record:
         outcomes=tuple(draw(outcomes)),
         searched=draw(limits()),
         noise=draw(st.none() | st.floats(0, 2)),
+        load=draw(st.none() | st.floats(0, 2)),
         tuned_in_s=draw(SECONDS),
     )

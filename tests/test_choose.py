@@ -60,7 +60,7 @@ def is_viable(outcome: Outcome, limits: Limits) -> bool:
 
 def brute_force(record: Record, limits: Limits) -> Strategy | None:
     """Returns the choice, by comparing every candidate with every other."""
-    kept = min(1 - LEAST_GAIN, 1 / (1 + (record.noise or 0)))
+    kept = min(1 - LEAST_GAIN, 1 / (1 + (record.noise or 0)), 1 - min(0.9, record.load or 0))
     viable = [each for each in record.outcomes if is_viable(each, limits)]
     totals = {each.strategy: total_s(each, limits.expected_calls) for each in viable}
     contenders = [
@@ -430,6 +430,11 @@ def test_what_ran_out_of_memory_bars_all_that_need_as_much() -> None:
 @pytest.mark.parametrize(("noise", "share"), [(None, 0.03), (0.0, 0.03), (0.25, 0.2), (9.0, 0.9)])
 def test_margin_is_the_noise_but_three_percent_at_least(noise: float | None, share: float) -> None:
     assert margin(make_record(noise=noise)) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("load", "share"), [(0.01, 0.03), (0.5, 0.5), (1.0, 0.9)])
+def test_margin_is_what_others_used_of_the_cores(load: float, share: float) -> None:
+    assert margin(make_record(noise=0.01, load=load)) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("field", ["compile_s", "run_s"])

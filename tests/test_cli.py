@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
+import stat
 import subprocess
 import sys
-from collections.abc import Callable
-from importlib.metadata import version
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,10 @@ from click.testing import CliRunner, Result
 from records import make_limits, make_outcome, make_record
 
 import autobatch
-from autobatch._cli import _cache, main
+from autobatch._cli import _cache, _cache_files, _cache_removal, main
+from autobatch._digest import digest
+from autobatch._exchange import from_document, to_document
+from autobatch._record import SCHEMA, Record, to_json
 from autobatch._store import Store, open_store
 
 KEYS = ["abc1" * 16, "abd2" * 16, "ffff" * 16]
@@ -169,6 +177,372 @@ def test_prefix_of_no_one_record(
     assert result.stderr.count("\n") == 1
 
 
+# diff
+
+
+def test_diff_shows_the_parts_that_differ(run: Run, store: Store) -> None:
+    same = {"batch_size": 200, "x64": True}
+    store.put(make_record(KEYS[0], parts={**same, "jax": "0.12.0", "prng": None}))
+    store.put(make_record(KEYS[1], parts={**same, "jax": "0.12.1", "cores": 2}))
+    result = run("cache", "diff", "abc", "abd")
+    assert result.exit_code == 0
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["part", "abc1abc1", "abd2abd2"],
+        ["cores", "-", "2"],
+        ["jax", '"0.12.0"', '"0.12.1"'],
+        ["prng", "null", "-"],
+    ]
+    assert json.loads(run("cache", "diff", "abc", "abd", "--json").stdout) == {
+        "keys": KEYS[:2],
+        "parts": [
+            {"part": "cores", "other": 2},
+            {"part": "jax", "one": "0.12.0", "other": "0.12.1"},
+            {"part": "prng", "one": None},
+        ],
+    }
+
+
+def test_diff_cuts_long_parts_to_where_they_differ(run: Run, store: Store) -> None:
+    arguments = [f"float32[{number}]" for number in range(100)]
+    for key, last in zip(KEYS, ("int8[7]", "int8[8]"), strict=False):
+        parts = {"arguments": [*arguments, last, *arguments]}
+        store.put(make_record(key, parts=parts))
+    (_, line) = run("cache", "diff", "abc", "abd").stdout.splitlines()
+    assert len(line) < 160
+    assert line.count("...") == 4
+    assert "int8[7]" in line
+    assert "int8[8]" in line
+    (part,) = json.loads(run("cache", "diff", "abc", "abd", "--json").stdout)["parts"]
+    assert part["one"] == [*arguments, "int8[7]", *arguments]
+
+
+@pytest.mark.parametrize("other", ["abc1", KEYS[1]])
+def test_diff_of_equal_keys_says_so(run: Run, other: str) -> None:
+    result = run("cache", "diff", "abc", other)
+    assert (result.exit_code, result.stdout) == (0, "no part of the keys differs\n")
+    assert json.loads(run("cache", "diff", "abc", other, "--json").stdout)["parts"] == []
+
+
+def test_diff_steers_no_terminal(run: Run, store: Store) -> None:
+    store.put(make_record(KEYS[0], parts={"a\x1b[2J": "[red]\x9b2J", "b": "\ud800"}))
+    result = run("cache", "diff", "abc", "abd")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    assert "\x9b" not in result.stdout
+    assert "[red]?2J" in result.stdout
+
+
+# remove, prune
+
+
+def test_remove_takes_prefixes(run: Run, store: Store) -> None:
+    result = run("cache", "remove", "abc", KEYS[2], "abc1")
+    assert result.exit_code == 0
+    assert result.stdout == f"removed 2 records from {store.path}\n"
+    assert [each.key for each in store.records()] == [KEYS[1]]
+    assert json.loads(run("cache", "remove", "a", "--json").stdout) == {"removed": 1}
+
+
+@pytest.mark.parametrize("bad", ["ab", "e", ""])
+def test_one_bad_prefix_removes_nothing(run: Run, store: Store, bad: str) -> None:
+    result = run("cache", "remove", "ffff", bad)
+    assert result.exit_code == 1
+    assert f"begin {bad!r}" in result.stderr or f"begins {bad!r}" in result.stderr
+    assert len(store.records()) == 3
+
+
+@pytest.fixture
+def aged(store: Store) -> Store:
+    """A store of three records: a day, a month and, it seems, no time old."""
+    for key, days in zip(KEYS, (1, 30), strict=False):
+        created = datetime.now(UTC) - timedelta(days=days)
+        store.put(make_record(key, created=created.isoformat(timespec="seconds")))
+    store.put(make_record(KEYS[2], created="at some time"))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("age", "left"),
+    [
+        ("12h", [2]),
+        ("36h", [0, 2]),
+        ("29d", [0, 2]),
+        ("31d", [0, 1, 2]),
+        ("4w", [0, 2]),
+        ("0h", [2]),
+        ("999999w", [0, 1, 2]),
+    ],
+)
+def test_prune_by_age(run: Run, aged: Store, age: str, left: list[int]) -> None:
+    result = run("cache", "prune", "--older-than", age)
+    assert result.exit_code == 0
+    assert {each.key for each in aged.records()} == {KEYS[each] for each in left}
+    count = 3 - len(left)
+    records = "1 record" if count == 1 else f"{count} records"
+    assert result.stdout == f"removed {records} from {aged.path}\n"
+
+
+@pytest.mark.parametrize("age", ["", "d", "30", "30 d", "-1d", "1.5d", "3m", "9999999d", "1d1"])
+def test_what_is_no_age_is_wrong_usage(run: Run, aged: Store, age: str) -> None:
+    result = run("cache", "prune", "--older-than", age)
+    assert result.exit_code == 2
+    assert "is no age such as 12h, 30d or 8w" in result.stderr
+    assert len(aged.records()) == 3
+
+
+def test_prune_needs_a_reason(run: Run, store: Store) -> None:
+    result = run("cache", "prune")
+    assert result.exit_code == 2
+    assert "Give --older-than, --other-versions or both." in result.stderr
+    assert len(store.records()) == 3
+
+
+def test_prune_by_version(run: Run, aged: Store) -> None:
+    current = {name: version(name) for name in ("jax", "jaxlib")}
+    aged.put(replace(aged.records()[0], parts=current))
+    (first, *_) = aged.records()
+    for number, parts in enumerate([{**current, "jaxlib": "0"}, {"jax": current["jax"]}]):
+        aged.put(make_record(f"{number}", parts=parts))
+    plant_other_schema(aged)
+    result = run("cache", "prune", "--other-versions", "--json")
+    assert json.loads(result.stdout) == {"removed": 5}
+    assert aged.records() == [first]
+    assert not other_schema_is_there(aged)
+
+
+def test_prune_by_both_takes_either(run: Run, aged: Store) -> None:
+    current = {name: version(name) for name in ("jax", "jaxlib")}
+    for record in aged.records():
+        aged.put(replace(record, parts=current))
+    plant_other_schema(aged)
+    run("cache", "prune", "--older-than", "2d")
+    assert other_schema_is_there(aged)
+    run("cache", "prune", "--older-than", "12h", "--other-versions")
+    assert [each.key for each in aged.records()] == [KEYS[2]]
+    assert not other_schema_is_there(aged)
+
+
+def test_prune_where_no_version_is_known(
+    run: Run, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(_cache_removal, "version", unknown)
+    result = run("cache", "prune", "--other-versions")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: jax is not installed: nothing to compare with\n"
+    assert len(store.records()) == 3
+
+
+OTHER_SCHEMA = f"record/{SCHEMA + 1}/{KEYS[0]}"
+
+
+def plant_other_schema(store: Store) -> None:
+    store._use(lambda cache: cache.set(OTHER_SCHEMA, "{}"), None, create=True)
+
+
+def other_schema_is_there(store: Store) -> bool:
+    return store._use(lambda cache: OTHER_SCHEMA in cache, False, create=False)
+
+
+# export, import
+
+
+def keyed(**overrides: Any) -> Record:
+    """Returns a record under the key that its parts have."""
+    record = make_record(**overrides)
+    return replace(record, key=digest(record.parts))
+
+
+CARRIED = [keyed(parts={"batch_size": each}, name=f"carried{each}") for each in (1, 2, 3)]
+
+
+@pytest.fixture
+def carried(store: Store) -> Store:
+    """A store of three records that can be exported."""
+    store.clear()
+    for record in CARRIED:
+        store.put(record)
+    return store
+
+
+def test_export_and_import(run: Run, carried: Store, tmp_path: Path) -> None:
+    file = tmp_path / "records.json"
+    result = run("cache", "export", str(file))
+    assert (result.exit_code, result.stdout) == (0, f"exported 3 records to {file}\n")
+    carried.clear()
+    result = run("cache", "import", str(file))
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"3 added, 0 replaced, 0 kept in {carried.path}\n",
+    )
+    assert sorted(carried.records(), key=key_of) == sorted(CARRIED, key=key_of)
+
+
+def key_of(record: Record) -> str:
+    return record.key
+
+
+def test_import_merges(run: Run, carried: Store, tmp_path: Path) -> None:
+    file = tmp_path / "records.json"
+    newer = replace(CARRIED[1], name="newer", created="2027-01-01T00:00:00+00:00")
+    file.write_text(to_document([CARRIED[0], newer, CARRIED[2]]))
+    carried.remove([CARRIED[0].key])
+    counts = json.loads(run("cache", "import", str(file), "--json").stdout)
+    assert counts == {"added": 1, "replaced": 1, "kept": 1}
+    assert sorted(each.name for each in carried.records()) == ["carried1", "carried3", "newer"]
+
+
+def test_export_of_some_to_standard_output(run: Run, carried: Store) -> None:
+    keys = [CARRIED[2].key[:10], CARRIED[0].key, CARRIED[0].key[:10]]
+    for as_json in ((), ("--json",)):
+        result = run("cache", "export", "-", *keys, *as_json)
+        records = from_document(result.stdout.encode())
+        assert sorted(each.name for each in records) == ["carried1", "carried3"]
+        assert result.stderr == ""
+
+
+def test_import_from_standard_input(run: Run, carried: Store) -> None:
+    document = run("cache", "export", "-").stdout
+    carried.clear()
+    result = run("cache", "import", "-", "--json", input=document)
+    assert json.loads(result.stdout) == {"added": 3, "replaced": 0, "kept": 0}
+
+
+def test_export_as_json(run: Run, carried: Store, tmp_path: Path) -> None:
+    file = str(tmp_path / "records.json")
+    data = json.loads(run("cache", "export", file, "--json").stdout)
+    assert data == {"exported": 3, "path": file}
+
+
+def test_export_names_a_record_that_none_would_take(run: Run, store: Store, tmp_path: Path) -> None:
+    result = run("cache", "export", str(tmp_path / "file"))  # the keys of the store are made up
+    assert result.exit_code == 1
+    assert "nothing was exported: the key 'abc1" in result.stderr
+    assert list(tmp_path.glob("file")) == []
+
+
+@pytest.mark.parametrize("fault", ["cleared", "passed over", "bad prefix"])
+def test_export_of_nothing_replaces_no_file(
+    run: Run, carried: Store, tmp_path: Path, fault: str
+) -> None:
+    file = tmp_path / "earlier"
+    file.write_text("earlier")
+    if fault == "cleared":
+        carried.clear()
+    if fault == "passed over":
+        carried.path.chmod(0o777)
+    result = run("cache", "export", str(file), *(["zz"] if fault == "bad prefix" else []))
+    assert result.exit_code == 1
+    assert file.read_text() == "earlier"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_export_is_as_private_as_the_umask_says(
+    run: Run, carried: Store, tmp_path: Path, mask: int
+) -> None:
+    file = tmp_path / "records.json"
+    before = os.umask(mask)
+    try:
+        run("cache", "export", str(file))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~mask
+
+
+def test_export_that_fails_leaves_what_was_there(
+    run: Run, carried: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "folder" / "earlier"
+    file.parent.mkdir()
+    file.write_text("earlier")
+    monkeypatch.setattr(_cache_files.os, "fsync", full)
+    result = run("cache", "export", str(file))
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {file} cannot be written: [Errno 28] No space left on device\n"
+    assert [each.name for each in file.parent.iterdir()] == ["earlier"]
+    assert file.read_text() == "earlier"
+
+
+def test_export_through_a_link(run: Run, carried: Store, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    run("cache", "export", str(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink()
+    assert len(from_document((tmp_path / "real").read_bytes())) == 3
+
+
+@pytest.mark.parametrize("place", ["folder", "pipe", "loop", "nowhere/file", "x" * 300])
+def test_export_to_what_is_no_file(run: Run, carried: Store, tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(tmp_path.iterdir())
+    result = run("cache", "export", str(tmp_path / place))
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("document", ["", "{}", to_document(CARRIED).replace("carried1", "\x1b")])
+def test_refused_file_changes_nothing(
+    run: Run, carried: Store, tmp_path: Path, document: str
+) -> None:
+    carried.clear()
+    file = tmp_path / "records.json"
+    file.write_text(document)
+    result = run("cache", "import", str(file))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {file} was refused: ")
+    assert result.stderr.count("\n") == 1
+    assert carried.records() == []
+
+
+def test_reason_of_a_refusal_steers_no_terminal(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "records.json"
+    data = json.loads(to_document(CARRIED))
+    data["records"][0]["parts"]["\x1b[2J"] = {}
+    file.write_text(json.dumps(data))
+    result = run("cache", "import", str(file))
+    assert result.exit_code == 1
+    assert "\x1b" not in result.stderr
+    assert "part '" in result.stderr
+
+
+def test_large_file_is_refused(
+    run: Run, carried: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "records.json"
+    with file.open("wb") as stream:
+        stream.truncate(2000)
+    for module in ("_exchange", "_cli._cache_files"):
+        monkeypatch.setattr(f"autobatch.{module}.MOST_BYTES", 1999)
+    result = run("cache", "import", str(file))
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {file} was refused: more than 2.0 KiB\n"
+
+
+@pytest.mark.parametrize("place", ["nothing", "."])
+def test_import_of_what_cannot_be_read(run: Run, tmp_path: Path, place: str) -> None:
+    result = run("cache", "import", str(tmp_path / place))
+    assert result.exit_code == 1
+    assert "cannot be read" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("prune", "--other-versions"), ("import", "-")])
+def test_change_that_fails_says_so(run: Run, carried: Store, arguments: tuple[str, ...]) -> None:
+    carried.path.chmod(0o777)
+    result = run("cache", *arguments, input=to_document(CARRIED))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "can be written by other users" in result.stderr
+    assert result.stdout == ""
+
+
 # clear
 
 
@@ -191,7 +565,7 @@ def test_clear_with_yes(run: Run, store: Store) -> None:
 def test_clear_asks_on_a_terminal(
     run: Run, store: Store, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: int
 ) -> None:
-    monkeypatch.setattr(_cache, "can_ask", lambda: True)
+    monkeypatch.setattr(_cache_removal, "can_ask", lambda: True)
     result = run("cache", "clear", input=f"{answer}\n")
     assert f"Remove every record in {store.path}?" in result.stderr
     assert result.exit_code == code
@@ -285,12 +659,25 @@ def test_faults_of_the_store_are_one_line(run: Run, store: Store) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_warnings_steer_no_terminal(run: Run, store: Store) -> None:
+    text = to_json(make_record(KEYS[0], parts={"a": []})).replace("[]", '{"\\u009b2J": 1}')
+    name = f"record/{SCHEMA}/{KEYS[0]}"
+    store._use(lambda cache: cache.set(name, text), None, create=False)
+    result = run("cache", "list")
+    assert "part 'a' is" in result.stderr
+    assert "\x9b" not in result.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["nothing"],
         ["cache", "nothing"],
         ["cache", "show"],
+        ["cache", "diff", "abc"],
+        ["cache", "remove"],
+        ["cache", "export"],
+        ["cache", "import"],
         ["cache", "list", "--nothing"],
         ["cache", "list", "--store", ""],
     ],
@@ -312,41 +699,80 @@ def test_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).stdout == f"autobatch {autobatch.__version__}\n"
 
 
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    if not isinstance(command, click.Group):
-        return [path]
-    context = click.Context(command)
-    names = command.list_commands(context)
-    below = [(name, command.get_command(context, name)) for name in names]
-    return [leaf for name, each in below if each for leaf in leaves(each, (*path, name))]
+def commands(
+    command: click.Command = main, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yields a command and all below it, each with its arguments."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, (*path, name))
 
 
-@pytest.mark.parametrize("arguments", [(), *leaves(main)], ids=" ".join)
+COMMANDS = dict(commands())
+LEAVES = [path for path, each in COMMANDS.items() if not isinstance(each, click.Group)]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_help(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*arguments, "--help"])
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: ")
+    command = COMMANDS[arguments]
+    assert command.help
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    assert [each.name for each in options if not each.help] == []
 
 
-@pytest.mark.parametrize("arguments", leaves(main), ids=" ".join)
+@pytest.mark.source
+def test_reference_is_that_of_the_command() -> None:
+    script = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "generate_cli.py"))
+    assert script["PATH"].read_text() == script["reference"](), "run `make docs`"
+    headings = [line for line in script["reference"]().splitlines() if line.startswith("## ")]
+    assert headings == ["## " + " ".join(["autobatch", *path]) for path in COMMANDS]
+
+
+@pytest.mark.parametrize("arguments", LEAVES, ids=" ".join)
 def test_every_command_has_json(arguments: tuple[str, ...]) -> None:
     assert "--json" in CliRunner().invoke(main, [*arguments, "--help"]).stdout
 
 
-@pytest.mark.parametrize("arguments", [("list",), ("list", "--json"), ("show", "abc"), ("path",)])
+READING = [
+    ("list",),
+    ("list", "--json"),
+    ("show", "abc"),
+    ("diff", "abc", "ffff"),
+    ("path",),
+    ("export", "-", CARRIED[0].key),
+]
+CHANGING = [
+    ("remove", "abc"),
+    ("prune", "--older-than", "1d", "--other-versions"),
+    ("clear", "--yes"),
+    ("import", "-"),
+]
+
+
+@pytest.mark.parametrize("arguments", [*READING, *CHANGING])
 def test_cache_loads_no_jax(store: Store, arguments: tuple[str, ...]) -> None:
     code = (
         "import sys; from autobatch._cli import main; main(standalone_mode=False);"
         "print(sorted({'jax', 'jaxlib', 'numpy'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = run_outside(code, "cache", *arguments, "--store", str(store.path))
+    store.put(CARRIED[0])
+    command = ["cache", *arguments, "--store", str(store.path)]
+    done = run_outside(code, *command, input=to_document(CARRIED))
     assert done.returncode == 0, done.stderr
     assert done.stderr.split() == ["[]"]
     assert done.stdout != ""
 
 
-@pytest.mark.parametrize("arguments", [("list",), ("list", "--json"), ("show", "abc"), ("path",)])
+@pytest.mark.parametrize("arguments", READING)
 def test_closed_pipe_is_no_traceback(store: Store, arguments: tuple[str, ...]) -> None:
+    store.put(CARRIED[0])
     command = [sys.executable, "-c", COMMAND, "cache", *arguments, "--store", str(store.path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -23,19 +23,19 @@ LAYERS = (
     {"_dispatch"},
     {"_planner"},
     {"_estimate", "_tuner"},
-    {"_measure"},
+    {"_job", "_measure"},
     {"_program", "_store"},
     {"_derivative", "_synthetic"},
     {"_instruments"},
-    {"_eligibility", "_key", "_mapping", "_memory", "_search"},
+    {"_eligibility", "_key", "_load", "_mapping", "_memory", "_search"},
     {"_hoisting"},
     {"_devices", "_workload"},
     {"_leaves", "_nesting"},
     {"_report"},
     {"_settings"},
-    {"_bound", "_choose", "_gate", "_surrogate"},
+    {"_bound", "_choose", "_exchange", "_gate", "_surrogate"},
     {"_record"},
-    {"_errors", "_folder", "_strategies", "_units"},
+    {"_digest", "_errors", "_folder", "_strategies", "_units"},
 )
 
 # Effects have their own modules: these have none, and all but `_bound` know nothing of jax.
@@ -43,7 +43,9 @@ EFFECTS = ("jax", "jaxlib", "os", "pathlib", "subprocess")
 PURE = {
     "_bound": {"jax"},
     "_choose": set(),
+    "_digest": set(),
     "_errors": set(),
+    "_exchange": set(),
     "_gate": set(),
     "_record": set(),
     "_report": set(),

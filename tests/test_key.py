@@ -18,7 +18,8 @@ import pytest
 from calls import Function, described
 
 from autobatch import _key
-from autobatch._key import device_in_words, device_parts, digest, key_parts, processor
+from autobatch._digest import digest
+from autobatch._key import device_in_words, device_parts, key_parts, processor
 
 XS = np.ones((5, 3), np.float32)
 Parts = dict[str, Any]

@@ -139,7 +139,7 @@ def test_an_exceeded_limit_leaves_nothing(machine: Path) -> None:
 @pytest.mark.parametrize(
     ("soft", "expected"),
     [
-        (str(4 * GIB), DeviceMemory(free_bytes=3 * GIB, total_bytes=4 * GIB)),
+        (str(4 * GIB), DeviceMemory(free_bytes=3 * GIB // 2, total_bytes=4 * GIB)),
         ("unlimited", DeviceMemory(free_bytes=8 * GIB, total_bytes=16 * GIB)),
     ],
 )
@@ -151,6 +151,18 @@ def test_a_limit_on_address_space(machine: Path, soft: str, expected: DeviceMemo
     )
     write(machine / "proc/status", f"Name:\tpython\nVmSize:\t {GIB // 1024} kB\n")
     assert host(machine) == expected
+
+
+@pytest.mark.parametrize(("limit", "growth"), [("unlimited", 0), (str(GIB), 4096)])
+def test_under_a_limit_on_address_space_what_is_reserved_counts(
+    tmp_path: Path, limit: str, growth: int
+) -> None:
+    write(tmp_path / "clear_refs", "")
+    write(tmp_path / "limits", f"Max address space         {limit}        unlimited  bytes\n")
+    status = "VmHWM:\t 8 kB\nVmRSS:\t 8 kB\nVmSize:\t 100 kB\nVmPeak:\t {peak} kB\n"
+    write(tmp_path / "status", status.format(peak=100))
+    run = lambda: write(tmp_path / "status", status.format(peak=104))  # noqa: E731
+    assert process_growth(run, tmp_path) == (None, growth)
 
 
 def test_this_machine_has_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import arbitrary
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import make_outcome, make_record
 
-from autobatch._record import SCHEMA, Record, from_json, to_json
+from autobatch._record import SCHEMA, Record, created_at, from_json, to_json
 
 GOOD = to_json(make_record())
 
@@ -53,6 +54,24 @@ def test_unknown_stays_none() -> None:
 def test_what_is_no_number_is_not_written(figure: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(make_record(tuned_in_s=figure))
+
+
+@pytest.mark.parametrize(
+    ("text", "hour"),
+    [
+        ("2026-07-01T12:00:00+00:00", 12),
+        ("2026-07-01T12:00:00+02:00", 10),
+        ("2026-07-01T12:00:00", 12),
+        ("2026-07-01", 0),
+        ("", None),
+        ("yesterday", None),
+        ("2026-07-32", None),
+        ("\ud800", None),
+    ],
+)
+def test_time_of_a_record(text: str, hour: int | None) -> None:
+    expected = None if hour is None else datetime(2026, 7, 1, hour, tzinfo=UTC)
+    assert created_at(make_record(created=text)) == expected
 
 
 # Damage
@@ -125,7 +144,7 @@ def test_field_of_another_version_is_refused(place: str, value: Any) -> None:
 
 
 OPTIONAL = {
-    *("noise", "compile_s", "run_s", "run_mad_s", "samples"),
+    *("noise", "load", "compile_s", "run_s", "run_mad_s", "samples"),
     *("peak_bytes", "peak_source", "predicted_bytes", "reason", "memory_bytes"),
 }
 
@@ -134,6 +153,7 @@ def fields() -> Iterator[tuple[Any, ...]]:
     data = json.loads(GOOD)
     yield from ((each,) for each in data)
     yield from (("searched", each) for each in data["searched"])
+    yield from (("facts", each) for each in data["facts"])
     yield from (("outcomes", 0, each) for each in data["outcomes"][0])
 
 
@@ -168,6 +188,7 @@ def test_missing_field_is_refused(path: tuple[Any, ...]) -> None:
         pytest.param(GOOD.replace('"batch_size": 200', '"batch_size": ' + "9" * 5000), id="digits"),
         pytest.param(changed(("parts", "x"), float("nan")), id="NaN among the parts"),
         pytest.param(changed(("parts", "x"), [float("inf")]), id="infinity among the parts"),
+        pytest.param(GOOD.replace('"jax": "0.12.0"', '"jax": 1e999'), id="1e999 among the parts"),
     ],
 )
 def test_damaged_or_foreign_text_is_refused(text: str) -> None:

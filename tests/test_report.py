@@ -91,6 +91,12 @@ def test_noise_is_told_when_it_is_loud(noise: float, told: bool) -> None:
     assert "noisy" not in table(make_record(noise=None))
 
 
+def test_a_busy_machine_is_said() -> None:
+    line = "noisy: other processes used 48% of the cores"
+    assert line in table(make_record(load=0.48))
+    assert "noisy" not in table(make_record(load=0.08))
+
+
 def test_peaks_say_where_they_are_from() -> None:
     note = "* as XLA plans it, not measured"
     assert note not in table(make_record())

@@ -22,8 +22,8 @@ import pytest
 from records import KEY, make_record
 
 from autobatch import AutobatchWarning, _folder, _store
-from autobatch._record import SCHEMA, to_json
-from autobatch._store import Store, default_folder, open_store
+from autobatch._record import SCHEMA, Record, to_json
+from autobatch._store import Merged, Store, default_folder, open_store
 
 NAME = f"record/{SCHEMA}/{KEY}"
 
@@ -84,12 +84,14 @@ def assert_passed_over(store: Store, cause: str) -> None:
             store.get(KEY),
             store.put(make_record()),
             store.records(),
+            store.merge([make_record()], lambda new, old: True),
             store.remove([KEY]),
+            store.prune(lambda record: True, other_schemas=True),
             store.clear(),
             store.get(KEY),
         )
     )
-    assert results == (None, None, [], 0, 0, None)
+    assert results == (None, None, [], Merged(), 0, 0, 0, None)
     (text,) = texts
     assert text.startswith(f"autobatch: the store {store.path} was passed over: it {cause}")
     assert text.endswith(".")
@@ -126,6 +128,58 @@ def test_remove_and_clear_count_what_was_there(store: Store) -> None:
     assert store.clear() == 2
     assert store.clear() == 0
     assert store.records() == []
+
+
+def test_merge_asks_where_a_key_is_taken(store: Store) -> None:
+    for key in "ab":
+        store.put(make_record(key=key, name="old"))
+    asked: list[tuple[str, str]] = []
+
+    def wins(new: Record, old: Record) -> bool:
+        asked.append((new.name, old.name))
+        return new.key == "a"
+
+    assert store.merge([make_record(key=each, name=f"new {each}") for each in "abc"], wins) == (
+        Merged(added=1, replaced=1, kept=1)
+    )
+    assert asked == [("new a", "old"), ("new b", "old")]
+    names = {each.key: each.name for each in store.records()}
+    assert names == {"a": "new a", "b": "old", "c": "new c"}
+
+
+def test_merge_takes_one_record_after_the_other(store: Store) -> None:
+    twice = [make_record(name="first"), make_record(name="second")]
+    assert store.merge(twice, lambda new, old: True) == Merged(added=1, replaced=1)
+    assert [each.name for each in store.records()] == ["second"]
+
+
+def test_merge_is_whole_or_not_at_all(filled: Store) -> None:
+    bad = make_record(key="bad", tuned_in_s=float("nan"))
+    merged, texts = faults(
+        lambda: filled.merge([make_record(key="good"), bad], lambda new, old: True)
+    )
+    assert merged == Merged()
+    assert len(texts) == 1
+    assert filled.records() == [make_record()]
+
+
+def test_prune_removes_what_is_stale(store: Store) -> None:
+    for key in "abc":
+        store.put(make_record(key=key))
+    assert store.prune(lambda record: record.key != "b", other_schemas=False) == 2
+    assert [each.key for each in store.records()] == ["b"]
+
+
+def test_prune_leaves_what_is_no_record(filled: Store) -> None:
+    theirs = [f"record/{SCHEMA + 1}/{KEY}", f"record/{SCHEMA}0/{KEY}"]
+    for key in [*theirs, "other"]:
+        plant(filled, key=key, value="{}")
+    damaged = f"record/{SCHEMA}/damaged"
+    plant(filled, key=damaged, value="damaged")
+    assert filled.prune(lambda record: False, other_schemas=False) == 0
+    assert filled.prune(lambda record: False, other_schemas=True) == 2
+    assert filled.prune(lambda record: True, other_schemas=True) == 1
+    assert kept_rows(filled) == {damaged, "other"}
 
 
 def test_nothing_is_evicted(store: Store) -> None:
@@ -477,6 +531,8 @@ def use_everything(store: Store) -> None:
     for fresh in (store, Store(store.path)):
         faults(lambda: fresh.get(KEY))  # noqa: B023
         faults(fresh.records)
+        faults(lambda: fresh.merge([make_record()], lambda new, old: False))  # noqa: B023
+        faults(lambda: fresh.prune(lambda record: False, other_schemas=True))  # noqa: B023
         faults(lambda: fresh.put(make_record()))  # noqa: B023
         faults(lambda: fresh.remove([KEY]))  # noqa: B023
         faults(fresh.clear)
@@ -534,6 +590,12 @@ def test_planted_value_is_replaced(filled: Store) -> None:
     result, texts = faults(lambda: filled.get(KEY))
     assert result is None
     assert len(texts) == 1
+    assert faults(lambda: filled.merge([make_record()], lambda new, old: False)) == (
+        Merged(added=1),
+        [],
+    )
+    assert filled.get(KEY) == make_record()
+    plant(filled, mode=4, value=pickle.dumps("anything"))
     filled.put(make_record())
     assert filled.get(KEY) == make_record()
 

@@ -22,7 +22,9 @@ from autobatch import (
     AutobatchWarning,
     Budget,
     Plan,
+    _api,
     _derivative,
+    _dispatch,
     _measure,
     _planner,
     _tuner,
@@ -35,6 +37,7 @@ from autobatch._measure import Trial
 from autobatch._memory import DeviceMemory
 from autobatch._record import Outcome
 from autobatch._strategies import MAP, VMAP, rows_at_once
+from autobatch._units import format_bytes
 
 
 def rows(count: int = 8, width: int = 4) -> np.ndarray[Any, Any]:
@@ -335,6 +338,7 @@ def test_the_results_of_the_first_and_second_call_are_equal() -> None:
 @pytest.mark.usefixtures("exhaustive")
 def test_among_equal_candidates_the_default_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
+    use(monkeypatch, clock=lambda: 0.0)  # so that no round is cut short, and all runs are alike
 
     def compile_(trial: Trial, instruments: Instruments) -> None:
         trial.compile_s = 0.1
@@ -449,3 +453,71 @@ def test_other_errors_of_a_call_are_the_users() -> None:
     batched._dispatcher.serve = serve
     with pytest.raises(RuntimeError, match="a device was lost"):
         batched(x)
+
+
+# Accelerators
+
+
+class FakeGpu:
+    """A device with an allocator that states 10 MB, 2 MB of them in use; the CPU does its work."""
+
+    platform, device_kind, id, process_index = "gpu", "Fake 1000", 0, 0
+
+    def memory_stats(self) -> dict[str, int]:
+        return {
+            "bytes_limit": 10_000_000,
+            "bytes_in_use": 2_000_000,
+            "peak_bytes_in_use": 9_000_000,
+        }
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeGpu()
+    for module in (_dispatch, _api):
+        monkeypatch.setattr(module, "device_of", lambda _: device)
+    monkeypatch.setattr(jax, "device_count", lambda _: 1)
+
+
+@pytest.mark.usefixtures("exhaustive", "fake_gpu")
+def test_a_device_with_an_allocator_is_tuned_on_its_own_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[str] = []
+    first_run = _measure.first_run
+
+    def noting(trial: Trial, *rest: Any) -> Any:
+        ran.append(str(trial.strategy))
+        return first_run(trial, *rest)
+
+    monkeypatch.setattr(_measure, "first_run", noting)
+    batched = autobatch(lambda x: jnp.sort(jnp.outer(x, x).ravel())[::2].sum())
+    x = rows(64, 256)  # whose products are 16 MiB together
+    plan = batched.plan(x)
+    found = outcomes(plan)
+    assert found["vmap"].status == "over-memory"
+    assert "vmap" not in ran
+    limit = 0.9 * (8_000_000 + x.nbytes)
+    assert f"of {format_bytes(int(limit))}" in str(found["vmap"].reason)
+    measured = [each for each in plan.outcomes if each.status == "measured"]
+    assert measured
+    assert {each.peak_source for each in measured} == {"xla"}  # the peak did not rise
+    assert all((each.peak_bytes or 0) <= limit for each in measured)
+    assert "gpu Fake 1000" in batched.explain(x)
+    ((record, _),) = _planner._KNOWN.values()
+    assert record.load is None  # what keeps the host's cores busy does not slow a GPU
+
+
+@pytest.mark.usefixtures("exhaustive", "fake_gpu")
+def test_on_a_device_its_plan_corrects_a_bound_that_is_too_high(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fused(x: Any) -> Any:  # twenty values alive in the jaxpr, none in the fused program
+        parts = [jnp.sin(x + i) for i in range(20)]
+        return sum(parts[1:], parts[0]).sum()
+
+    use(monkeypatch, planned=lambda _: 9_000)
+    plan = autobatch(fused).plan(rows(128, 1024))
+    vmap = outcomes(plan)["vmap"]
+    assert vmap.status == "measured"
+    assert (vmap.predicted_bytes or 0) > 10_000_000

@@ -12,6 +12,7 @@ import click
 
 from autobatch import __version__
 from autobatch._errors import AutobatchWarning
+from autobatch._report import printable
 
 # Each is the object of that name in the module `_NAME` of this package.
 _COMMANDS = ("cache", "demo", "doctor")
@@ -41,7 +42,7 @@ def main(context: click.Context) -> None:
 
     def show(message: Warning | str, category: type[Warning], *where: object) -> None:
         if issubclass(category, AutobatchWarning):
-            click.echo(str(message), err=True)
+            click.echo(printable(str(message)), err=True)
         else:
             show_others(message, category, *where)  # pyright: ignore[reportArgumentType]
 

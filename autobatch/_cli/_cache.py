@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from autobatch._choose import Plan, choose, explained, smallest
-from autobatch._cli._options import echo_json, json_option, opened, store_option
-from autobatch._errors import AutobatchWarning
+from autobatch._cli._cache_files import export_records, import_records
+from autobatch._cli._cache_removal import clear, prune, remove
+from autobatch._cli._options import echo_json, found, json_option, opened, store_option
+from autobatch._digest import differing
 from autobatch._record import Record, to_data
 from autobatch._report import explain, printable
-from autobatch._store import Store
 from autobatch._strategies import VMAP, Strategy
 
 NEWEST = 100
 """How many records the table shows unless all are asked for."""
 
+# How many characters of a part a table shows, and how many of them stand before the difference.
+_LONG, _BEFORE = 60, 12
+
 
 @click.group()
 def cache() -> None:
-    """Look at the records of earlier tunings, or clear them."""
+    """Look at the records of earlier tunings, remove them, or carry them elsewhere."""
+
+
+for _each in (clear, export_records, import_records, prune, remove):
+    cache.add_command(_each)
 
 
 @cache.command("list")
@@ -42,7 +50,8 @@ def list_records(everything: bool, as_json: bool, folder: str | None) -> None:
         click.echo(f"no records in {store.path}")
     else:
         shown = records if everything else records[:NEWEST]
-        _print_table(shown)
+        heading = ("key", "name", "strategy", "rows", "device", "created")
+        _print_table(heading, [_row(each) for each in shown])
         older = len(records) - len(shown)
         if older:
             one = older == 1
@@ -57,7 +66,7 @@ def list_records(everything: bool, as_json: bool, folder: str | None) -> None:
 @store_option
 def show(key: str, as_json: bool, folder: str | None) -> None:
     """Explain the record whose key begins with KEY."""
-    record = _found(opened(folder), key)
+    (record,) = found(opened(folder), key)
     if as_json:
         echo_json({**_summary(record), **to_data(record)})
         return
@@ -69,27 +78,31 @@ def show(key: str, as_json: bool, folder: str | None) -> None:
 
 
 @cache.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.argument("key")
+@click.argument("other", metavar="KEY")
 @json_option
 @store_option
-def clear(yes: bool, as_json: bool, folder: str | None) -> None:
-    """Remove every record."""
-    store = opened(folder)
-    if not yes:
-        if not can_ask():
-            raise click.ClickException("`autobatch cache clear` needs --yes: nobody can be asked")
-        click.confirm(f"Remove every record in {store.path}?", abort=True, err=True)
-    with warnings.catch_warnings():
-        # To remove nothing because of a fault is not to have cleared the store.
-        warnings.simplefilter("error", AutobatchWarning)
-        try:
-            removed = store.clear()
-        except AutobatchWarning as fault:
-            raise click.ClickException(str(fault)) from None
+def diff(key: str, other: str, as_json: bool, folder: str | None) -> None:
+    """Show the parts that differ between two keys, each given by how it begins.
+
+    The table cuts long parts to where they begin to differ. JSON holds them whole; what only one
+    key has is missing from the other.
+    """
+    records = found(opened(folder), key, other)
+    one, two = (each.parts for each in records)
+    names = differing(one, two)
     if as_json:
-        echo_json({"removed": removed})
+        sides = {"one": one, "other": two}
+        parts = [
+            {"part": name, **{side: each[name] for side, each in sides.items() if name in each}}
+            for name in names
+        ]
+        echo_json({"keys": [each.key for each in records], "parts": parts})
+    elif not names:
+        click.echo("no part of the keys differs")
     else:
-        click.echo(f"removed {removed} record{'' if removed == 1 else 's'} from {store.path}")
+        rows = [(name, *_excerpts(_text(one, name), _text(two, name))) for name in names]
+        _print_table(("part", *(each.key[:8] for each in records)), rows)
 
 
 @cache.command()
@@ -102,27 +115,6 @@ def path(as_json: bool, folder: str | None) -> None:
         echo_json({"path": found})
     else:
         click.echo(found)
-
-
-def can_ask() -> bool:
-    """Returns whether a person is there to answer."""
-    return sys.stdin.isatty()
-
-
-def _found(store: Store, prefix: str) -> Record:
-    """Returns the one record whose key begins with `prefix`.
-
-    Raises:
-        click.ClickException: there is none, or more than one.
-    """
-    fitting = [each for each in store.records() if prefix and each.key.startswith(prefix)]
-    if not fitting:
-        raise click.ClickException(f"no record in {store.path} has a key that begins {prefix!r}")
-    if len(fitting) > 1:
-        keys = ", ".join(printable(each.key[: len(prefix) + 4]) for each in fitting[:5])
-        more = ", ..." if len(fitting) > 5 else ""
-        raise click.ClickException(f"{len(fitting)} keys begin {prefix!r}: {keys}{more}")
-    return fitting[0]
 
 
 def _strategy(record: Record) -> Strategy | None:
@@ -148,7 +140,38 @@ def _summary(record: Record) -> dict[str, Any]:
     }
 
 
-def _print_table(records: list[Record]) -> None:
+def _row(record: Record) -> tuple[str, ...]:
+    strategy = _strategy(record)
+    return (
+        record.key[:8],
+        record.name,
+        "-" if strategy is None else str(strategy),
+        str(record.batch_size),
+        record.device,
+        record.created,
+    )
+
+
+def _text(parts: Mapping[str, Any], name: str) -> str:
+    return json.dumps(parts[name], ensure_ascii=False) if name in parts else "-"
+
+
+def _excerpts(one: str, other: str) -> tuple[str, str]:
+    """Returns both texts; if one is long, as much as fits from where they begin to differ."""
+    if max(len(one), len(other)) <= _LONG:
+        return one, other
+    pairs = enumerate(zip(one, other, strict=False))
+    same = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    start = max(0, same - _BEFORE)
+    first, second = (
+        f"{'...' if start else ''}{each[start : start + _LONG]}"
+        f"{'...' if len(each) > start + _LONG else ''}"
+        for each in (one, other)
+    )
+    return first, second
+
+
+def _print_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -156,16 +179,9 @@ def _print_table(records: list[Record]) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = 1000  # lines of a pipe are not cut
-    table = Table("key", "name", "strategy", "rows", "device", "created", box=None, pad_edge=False)
-    for record in records:
-        summary = _summary(record)
-        cells = (
-            record.key[:8],
-            record.name,
-            summary["strategy"] or "-",
-            str(record.batch_size),
-            record.device,
-            record.created,
-        )
-        table.add_row(*(Text(printable(each)) for each in cells))
+    table = Table(box=None, pad_edge=False)
+    for each in heading:
+        table.add_column(Text(printable(each)))
+    for row in rows:
+        table.add_row(*(Text(printable(each)) for each in row))
     console.print(table)

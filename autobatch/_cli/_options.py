@@ -1,12 +1,18 @@
-"""The options that several commands share, and what they mean."""
+"""What several commands share: options and arguments, what they mean, and how faults are told."""
 
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from autobatch._errors import AutobatchWarning
+from autobatch._record import Record
+from autobatch._report import printable
 from autobatch._store import Store, open_store
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -32,6 +38,51 @@ def opened(folder: str | None) -> Store:
     return store
 
 
+def found(store: Store, *prefixes: str) -> list[Record]:
+    """Returns for each of `prefixes` the one record whose key begins with it.
+
+    Raises:
+        click.ClickException: for one there is none, or more than one.
+    """
+    records = store.records()
+    return [_only(records, each, store) for each in prefixes]
+
+
+@contextmanager
+def faults_refused() -> Iterator[None]:
+    """Makes a fault of the store an error: to change nothing is not what was asked for.
+
+    Raises:
+        click.ClickException: the store was passed over.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AutobatchWarning)
+        try:
+            yield
+        except AutobatchWarning as fault:
+            raise click.ClickException(printable(str(fault))) from None
+
+
 def echo_json(data: Any) -> None:
     """Prints `data` as JSON."""
     click.echo(json.dumps(data, indent=2))
+
+
+def counted(count: int) -> str:
+    """Returns a number of records in words.
+
+    >>> counted(1), counted(2)
+    ('1 record', '2 records')
+    """
+    return f"{count} record{'' if count == 1 else 's'}"
+
+
+def _only(records: list[Record], prefix: str, store: Store) -> Record:
+    fitting = [each for each in records if prefix and each.key.startswith(prefix)]
+    if not fitting:
+        raise click.ClickException(f"no record in {store.path} has a key that begins {prefix!r}")
+    if len(fitting) > 1:
+        keys = ", ".join(printable(each.key[: len(prefix) + 4]) for each in fitting[:5])
+        more = ", ..." if len(fitting) > 5 else ""
+        raise click.ClickException(f"{len(fitting)} keys begin {prefix!r}: {keys}{more}")
+    return fitting[0]
