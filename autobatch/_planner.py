@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -18,7 +18,7 @@ from autobatch._choose import (
     Budget,
     Plan,
     Source,
-    blank,
+    choose,
     decide,
     explained,
     is_measured,
@@ -26,30 +26,28 @@ from autobatch._choose import (
     without_larger,
 )
 from autobatch._devices import is_inside_shard_map, several_local_devices
-from autobatch._eligibility import effect_of, must_not_run, nothing_to_choose, only_vmap
-from autobatch._errors import IneligibleStrategyError, RecordMissError, warn_once
+from autobatch._digest import digest
+from autobatch._errors import RecordMissError, warn_once
 from autobatch._estimate import bound, estimated
+from autobatch._fixed import fixed_plan, unmeasured
 from autobatch._instruments import Instruments
 from autobatch._job import Interrupted, Job, NewProgram
-from autobatch._digest import digest
 from autobatch._key import key_parts
-from autobatch._mapping import check
+from autobatch._nearest import resized
 from autobatch._program import Program
+from autobatch._recall import Recall
 from autobatch._record import Limits, Record
 from autobatch._settings import Mode, budget_in_force, mode_in_force
 from autobatch._strategies import VMAP, Strategy
 from autobatch._workload import Workload
-
-if TYPE_CHECKING:
-    from autobatch._store import Store
 
 LOGGER = logging.getLogger("autobatch")
 
 INSTRUMENTS = Instruments()
 """The clock and the memory that tunings measure with; tests put others in its place."""
 
-# Records of this process, by store folder and key, with how this process came to each.
-_KNOWN: dict[tuple[str | None, str], tuple[Record, Source]] = {}
+SIZES_TUNED = 4
+"""So many batch sizes of one workload are tuned in a process; others take the nearest's plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +84,12 @@ class Planner:
     mode: Mode | None
     store: str | os.PathLike[str] | bool | None
     also: tuple[Strategy, ...] = ()
+    _recall: Recall = field(init=False)
     _plans: dict[str, Planned] = field(default_factory=dict)
     _measured: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._recall = Recall(store=self.store)
 
     def known(
         self, workload: Workload, arrays: Sequence[Any], device: Any, *, may_tune: bool
@@ -118,7 +120,7 @@ class Planner:
         may_tune = may_tune and could_tune
         if may_tune and mode == "force" and key not in self._measured:
             return None
-        record, source = self._recorded(key)
+        record, source = self._recall.find(key)
         if record is not None:
             limits = self._limits(arrays, device)
             if may_tune and (record.data == "synthetic" or _is_open(record, limits)):
@@ -129,7 +131,11 @@ class Planner:
             is_open = could_tune and (mode == "force" or _is_open(record, limits))
             return self._planned(record, limits, source, keep=may_tune or not is_open)
         if mode == "require":
-            raise RecordMissError(self._miss(parts))
+            raise RecordMissError(self._recall.miss(self.name, parts))
+        if not may_tune or self._recall.sizes_tuned(parts) >= SIZES_TUNED:
+            planned = self._nearest(workload, arrays, device, parts, may_tune=may_tune)
+            if planned is not None:
+                return planned
         if mode == "cached":
             return self._estimated(workload, arrays, device, key, "tune='cached'")
         return None
@@ -144,15 +150,8 @@ class Planner:
         Raises:
             IneligibleStrategyError: the forced strategy would not keep the meaning.
         """
-        if self.strategy is not None:
-            return self._forced(workload, arrays, self.strategy)
-        reason = nothing_to_choose(workload) or only_vmap(workload, arrays)
-        if reason is not None:
-            return _unmeasured("sole", f"vmap alone: {reason}")
-        reason = must_not_run(workload)
-        if reason is not None:
-            return _unmeasured("estimate", f"not measured: {reason}")
-        return None
+        plan = fixed_plan(workload, arrays, strategy=self.strategy, name=self.name)
+        return None if plan is None else Planned(plan=plan)
 
     def tuned(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
@@ -173,7 +172,7 @@ class Planner:
         """
         job = self._job(workload, arrays, device, new_program)
         is_anew = self.tuning_mode() == "force" and job.key not in self._measured
-        record, _ = (None, None) if is_anew else self._recorded(job.key)
+        record, _ = (None, None) if is_anew else self._recall.find(job.key)
         if record is None or record.data == "synthetic":
             return self._measure(job, None)
         return self._measure(job, record)
@@ -209,8 +208,7 @@ class Planner:
         relieved = without_larger(planned.record, planned.plan.strategy)
         if relieved is None:
             return None
-        folder, _ = self._store()
-        _KNOWN[folder, key] = (relieved, planned.plan.source)
+        self._recall.replace(relieved, planned.plan.source)
         del self._plans[key]
         warn_once(
             f"`{self.name}` ({workload.batch_size} rows) ran out of memory mapped with "
@@ -237,7 +235,8 @@ class Planner:
             IneligibleStrategyError, NoViableStrategyError, RecordMissError: as `known`.
         """
         if self.strategy is None and several_local_devices() and not is_inside_shard_map():
-            return _unmeasured("sole", "vmap alone: a trace does not say what is sharded")
+            reason = "vmap alone: a trace does not say what is sharded"
+            return Planned(plan=unmeasured("sole", reason))
         planned = self.known(workload, arrays, device, may_tune=False)
         if planned is not None:
             return planned
@@ -290,11 +289,11 @@ class Planner:
         try:
             result = _tuner.tune(job, INSTRUMENTS, resume=resume)
         except Interrupted as interrupted:
-            self._keep(interrupted.record, source)
+            self._recall.keep(interrupted.record, source)
             raise
         if job.data == "synthetic" and not is_measured(result.record):
             raise ValueError(result.record.outcomes[0].reason)
-        self._keep(result.record, source)
+        self._recall.keep(result.record, source)
         self._measured.add(job.key)
         planned = self._planned(result.record, job.limits, source, keep=job.data == "real")
         return replace(planned, program=result.programs.get(planned.plan.strategy))
@@ -305,7 +304,35 @@ class Planner:
         decision = estimated(workload, arrays, self._limits(arrays, device))
         if decision.warning is not None:
             warn_once(f"`{self.name}`: {decision.warning}")
-        return _unmeasured("estimate", f"not measured: {how}", key, decision.strategy)
+        reason = f"not measured: {how}"
+        return Planned(plan=unmeasured("estimate", reason, key, decision.strategy))
+
+    def _nearest(
+        self,
+        workload: Workload,
+        arrays: Sequence[Any],
+        device: Any,
+        parts: Mapping[str, Any],
+        *,
+        may_tune: bool,
+    ) -> Planned | None:
+        """Returns the plan that the record of another batch size leads to, if there is one."""
+        rows, key = workload.batch_size, digest(parts)
+        record = self._recall.nearest(parts, rows, is_stored=not may_tune)
+        if record is None:
+            return None
+        limits = self._limits(arrays, device)
+        foretold = resized(
+            record, key=key, parts=parts, batch_size=rows, argument_bytes=tree_bytes(arrays)
+        )
+        strategy = choose(foretold, limits)
+        if strategy is None:
+            return None
+        reason = f"not measured: as with {record.batch_size} rows"
+        planned = Planned(plan=unmeasured("nearest", reason, key, strategy))
+        if may_tune:
+            self._plans[key] = planned
+        return planned
 
     def tuning_mode(self) -> Mode:
         """Returns the mode in force: the argument, else the environment's, else `first-call`.
@@ -332,43 +359,6 @@ class Planner:
             self._plans[record.key] = planned
         return planned
 
-    def _forced(self, workload: Workload, arrays: Sequence[Any], strategy: Strategy) -> Planned:
-        at_once = strategy.chunk_size if strategy.family == "chunked" else None
-        if strategy != VMAP and (at_once is None or at_once < workload.batch_size):
-            reason = None if nothing_to_choose(workload) else only_vmap(workload, arrays)
-            effect = None if workload.row is None else effect_of(workload.row)
-            if reason is None and effect is not None:
-                reason = f"its effects ({effect}) would happen another number of times"
-            if reason is not None:
-                raise IneligibleStrategyError(
-                    f"strategy={str(strategy)!r} would not keep the meaning of jax.vmap for "
-                    f"`{self.name}`: {reason}. Use strategy='vmap', or none."
-                )
-        if strategy != VMAP and workload.row is not None:
-            check(workload.row, [*workload.consts, *arrays])
-        return _unmeasured("forced", f"not measured: strategy={str(strategy)!r}", strategy=strategy)
-
-    def _recorded(self, key: str) -> tuple[Record | None, Source]:
-        folder, store = self._store()
-        if (folder, key) in _KNOWN:
-            return _KNOWN[folder, key]
-        record = None if store is None else store.get(key)
-        if record is not None:
-            _KNOWN[folder, key] = (record, "record")
-        return record, "record"
-
-    def _keep(self, record: Record, source: Source) -> None:
-        folder, store = self._store()
-        _KNOWN[folder, record.key] = (record, source)
-        if store is not None and is_measured(record):
-            store.put(record)
-
-    def _store(self) -> tuple[str | None, Store | None]:
-        from autobatch._store import open_store
-
-        store = open_store(self.store)
-        return (None if store is None else str(store.path)), store
-
     def _limits(self, arrays: Sequence[Any], device: Any) -> Limits:
         memory = INSTRUMENTS.device_memory(device)
         return resolve(
@@ -378,27 +368,8 @@ class Planner:
             argument_bytes=tree_bytes(arrays),
         )
 
-    def _miss(self, parts: Mapping[str, Any]) -> str:
-        _, store = self._store()
-        records = [] if store is None else store.records()
-        differing = [
-            [part for part in parts if parts[part] != record.parts.get(part)] for record in records
-        ]
-        where = "no store" if store is None else f"the store {store.path}"
-        message = f"tune='require', and {where} has no record of `{self.name}`"
-        nearest = min(differing, key=len, default=None)
-        if nearest is not None:
-            message += f"; the nearest one differs in {', '.join(nearest)}"
-        return f"{message}. Call it once with tune='first-call', or call its `.tune(...)`."
-
 
 def _is_open(record: Record, limits: Limits) -> bool:
     from autobatch._search import reopened  # only where something could be measured
 
     return reopened(record, limits) is not None
-
-
-def _unmeasured(source: Source, reason: str, key: str = "", strategy: Strategy = VMAP) -> Planned:
-    return Planned(
-        plan=Plan(strategy=strategy, source=source, outcomes=blank(reason, strategy), key=key)
-    )

@@ -44,7 +44,7 @@ CONTENDER = 1.25
 """A candidate whose total at a glance is this many times the least is timed no further."""
 MOST_CARE = 10.0
 """Timing takes so many times as long, at most, where calls are many."""
-QUIET, REPETITIONS = 0.05, 2
+QUIET, REPETITIONS = 0.05, 3
 """Rounds are repeated, so often at most, while two measurements of one program differ by more."""
 
 _DEVICE = threading.RLock()
@@ -227,10 +227,12 @@ class _Tuning:
         once = next((each for each in timed if each.strategy == VMAP), timed[0])
         again = replace(once, samples=[])
         most = REPETITIONS if len(timed) > 1 and not self._is_called_back else 1
+        enough = self._instruments.clock() + most * self._rounds_s()
         for _ in range(most):
             self._rounds([*timed, again])
             self._noise = _measure.difference(once, again)
-            if self._noise is None or self._noise <= QUIET:
+            is_quiet = self._noise is None or self._noise <= QUIET
+            if is_quiet or self._instruments.clock() > enough:
                 break
         self._confirm()
 
@@ -250,14 +252,18 @@ class _Tuning:
             self._rounds(pair)
             self._noise = max(self._noise or 0.0, _measure.scatter(*pair))
 
-    def _rounds(self, trials: list[Trial]) -> None:
+    def _rounds_s(self) -> float:
+        """Returns the seconds that rounds may take, beyond the least number of them."""
         compiling = sum(each.compile_s or 0.0 for each in self._trials)
+        return self._care * min(1.0, max(0.03, 0.1 * compiling))
+
+    def _rounds(self, trials: list[Trial]) -> None:
         _measure.time_rounds(
             trials,
             self._args,
             self._kwargs,
             self._instruments,
-            seconds=self._care * min(1.0, max(0.03, 0.1 * compiling)),
+            seconds=self._rounds_s(),
             deadline=self._deadline,
             most_rounds=_measure.ROUNDS_LEAST if self._is_called_back else _measure.ROUNDS_MOST,
         )

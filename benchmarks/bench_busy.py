@@ -35,7 +35,7 @@ def tunings(case: Any, stop: Event) -> list[str]:
     fun, in_axes, args = case.make()
     budget = Budget(expected_calls=100_000)
     choices = Counter(
-        str(autobatch(fun, in_axes, store=False, budget=budget).plan(*args).strategy)
+        str(autobatch(fun, in_axes, store=False, budget=budget).tune(*args).strategy)
         for _ in range(TUNINGS)
     )
     stop.set()  # what was right is measured in peace

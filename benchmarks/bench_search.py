@@ -73,7 +73,8 @@ def seconds_of_first_call(function: Any, args: Any) -> float:
 
 def tuned(case: Any, made: Any, calls: int) -> Tuned:
     fun, in_axes, args = made
-    batched = autobatch(fun, in_axes, store=False, budget=Budget(expected_calls=calls))
+    budget, name = Budget(expected_calls=calls), f"{case.name} {calls}"  # no record but its own
+    batched = autobatch(fun, in_axes, store=False, budget=budget, name=name)
     first_s = seconds_of_first_call(batched, args)
     plan = batched.plan(*args)
     compiles = sum(each.compile_s is not None for each in plan.outcomes)

@@ -85,5 +85,5 @@ def exhaustive(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process remembers of records and warnings is nobody else's."""
-    monkeypatch.setattr("autobatch._planner._KNOWN", {})
+    monkeypatch.setattr("autobatch._recall._KNOWN", {})
     monkeypatch.setattr("autobatch._errors._WARNED", set())

@@ -25,6 +25,7 @@ from autobatch import (
     NoViableStrategyError,
     RecordMissError,
     _planner,
+    _recall,
     _tuner,
     autobatch,
 )
@@ -255,7 +256,7 @@ def test_plans_say_how_this_process_came_to_them(tmp_path: Path) -> None:
     assert autobatch(row_sum).plan(rows(0)).source == "sole"
     assert autobatch(row_sum, store=tmp_path).plan(x).source == "tuned"
     assert autobatch(row_sum, tune="cached", store=tmp_path).plan(x).source == "tuned"
-    _planner._KNOWN.clear()
+    _recall._KNOWN.clear()
     assert autobatch(row_sum, tune="require", store=tmp_path).plan(x).source == "record"
 
 
@@ -277,9 +278,9 @@ def test_force_measures_once_per_signature_and_object() -> None:
 def test_tune_replaces_the_record(monkeypatch: Any) -> None:
     batched = autobatch(row_sum)
     assert batched.tune(rows()).source == "tuned"
-    before = _planner._KNOWN[next(reversed(_planner._KNOWN))][0]
+    before = _recall._KNOWN[next(reversed(_recall._KNOWN))][0]
     batched.tune(rows())
-    after = _planner._KNOWN[next(reversed(_planner._KNOWN))][0]
+    after = _recall._KNOWN[next(reversed(_recall._KNOWN))][0]
     assert before.key == after.key
     assert before is not after
     np.testing.assert_allclose(batched(rows()), np.sin(rows()).sum(1), rtol=1e-6)
@@ -367,7 +368,7 @@ def test_a_device_that_says_nothing_of_its_memory_is_no_limit(monkeypatch: Any) 
     fake_memory(monkeypatch, free=None)
     batched = autobatch(row_sum)
     assert batched.plan(rows()).source == "tuned"
-    assert _planner._KNOWN
+    assert _recall._KNOWN
     with pytest.raises(ValueError, match="does not say how much memory it has"):
         autobatch(row_sum, budget=Budget(memory="50%"), store=False)(rows(7))
 
@@ -568,3 +569,85 @@ def test_axes_of_kwargs_trees_and_outputs_are_vmaps() -> None:
     want = jax.vmap(lambda t, y, *, z: {**fun(t, y[:, None].T[0], z=z)}, *axes)
     with jax.numpy_rank_promotion("allow"):
         jax.tree.map(np.testing.assert_array_equal, got(tree, y, z=z), want(tree, y, z=z))
+
+
+# Batches of changing size
+
+
+@pytest.fixture
+def tunings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch sizes that are tuned."""
+    sizes: list[int] = []
+    tune = _tuner.tune
+
+    def counting(job: Any, *rest: Any, **options: Any) -> Any:
+        sizes.append(job.workload.batch_size)
+        return tune(job, *rest, **options)
+
+    monkeypatch.setattr(_tuner, "tune", counting)
+    return sizes
+
+
+def test_from_the_fifth_size_on_the_nearest_plan_serves(
+    tunings: list[int], count_compiles: Callable[[], int]
+) -> None:
+    batched = autobatch(row_sum)
+    for size in (2, 3, 8, 64):
+        batched(rows(size))
+    assert tunings == [2, 3, 8, 64]
+    before = count_compiles()
+    for size in (4, 30, 100, 30, 100):
+        np.testing.assert_allclose(batched(rows(size)), rows(size).sum(1), rtol=1e-5)
+    assert tunings == [2, 3, 8, 64]
+    assert count_compiles() - before == 3
+    plan = batched.plan(rows(30))
+    assert (plan.source, str(plan.strategy)) == ("nearest", str(batched.plan(rows(64)).strategy))
+    assert {each.run_s for each in plan.outcomes} == {None}
+    assert "as with 64 rows" in batched.explain(rows(30))
+
+
+def test_other_functions_and_rows_have_four_sizes_of_their_own(tunings: list[int]) -> None:
+    for size in (2, 3, 8, 64):
+        autobatch(row_sum)(rows(size))
+    autobatch(row_sum)(rows(5, 7))
+    autobatch(outer_sum)(rows(5))
+    assert tunings == [2, 3, 8, 64, 5, 5]
+    autobatch(lambda x: row_sum(x))(rows(5))  # the same program
+    assert tunings == [2, 3, 8, 64, 5, 5]
+
+
+def test_tuning_is_still_to_be_had_for_every_size(tunings: list[int]) -> None:
+    batched = autobatch(row_sum)
+    for size in (2, 3, 8, 64):
+        batched(rows(size))
+    assert batched.plan(rows(5)).source == "nearest"
+    assert batched.tune(rows(5)).source == "tuned"
+    assert batched.plan(rows(5)).source == "tuned"
+    assert autobatch(row_sum, tune="force").plan(rows(6)).source == "tuned"
+
+
+def test_a_stored_record_of_another_size_serves_where_nothing_is_measured() -> None:
+    autobatch(row_sum)(rows(64))
+    _recall._KNOWN.clear()
+    cached = autobatch(row_sum, tune="cached")
+    assert cached.plan(rows(50)).source == "nearest"
+    assert cached.plan(rows(50, 9)).source == "estimate"
+    with pytest.raises(RecordMissError, match="differs in arguments, batch_size"):
+        autobatch(row_sum, tune="require").plan(rows(50))
+
+
+def test_inside_a_trace_the_nearest_record_comes_before_stand_ins(tunings: list[int]) -> None:
+    batched, sources = autobatch(row_sum), list[str]()
+    batched(rows(64))
+    jax.jit(lambda x: sources.append(batched.plan(x).source))(rows(50))
+    assert sources == ["nearest"]
+    assert batched.plan(rows(50)).source == "tuned"  # which keeps nothing from being measured
+    assert tunings == [64, 50]
+
+
+def test_a_plan_of_the_nearest_size_must_fit_in_memory(tunings: list[int]) -> None:
+    batched = autobatch(outer_sum, budget=Budget(memory="1MB"))
+    for size in (2, 3, 4, 8):
+        batched(rows(size, 64))
+    assert len(tunings) == 4
+    assert batched.plan(rows(4000, 64)).source != "nearest"

@@ -27,6 +27,7 @@ from autobatch import (
     _dispatch,
     _measure,
     _planner,
+    _recall,
     _tuner,
     autobatch,
 )
@@ -219,7 +220,7 @@ def test_control_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> N
         patch.setattr(_measure, "compile_", failing(KeyboardInterrupt(), MAP))
         with pytest.raises(KeyboardInterrupt):
             autobatch(fun)(rows())
-    ((record, _),) = _planner._KNOWN.values()
+    ((record, _),) = _recall._KNOWN.values()
     found = {str(each.strategy): each for each in record.outcomes}
     for strategy in ("vmap", "chunked:4", "chunked:2"):
         assert found[strategy].status == "measured"
@@ -261,7 +262,7 @@ def test_tune_measures_in_every_mode(mode: Any) -> None:
 
 def test_a_call_inside_a_trace_does_not_use_up_a_forced_tuning() -> None:
     autobatch(fun)(rows())
-    _planner._KNOWN.clear()
+    _recall._KNOWN.clear()
     forced = autobatch(fun, tune="force")
     jax.make_jaxpr(lambda x: forced(x))(rows())
     assert forced.plan(rows()).source == "tuned"
@@ -427,7 +428,7 @@ def test_a_call_out_of_memory_goes_on_with_the_next_smaller_plan() -> None:
     np.testing.assert_allclose(batched(x), expected, rtol=1e-5)
     # The process remembers it for every object, and does not store it.
     assert str(autobatch(fun, budget=Budget(expected_calls=10**9)).plan(x).strategy) == "chunked:4"
-    _planner._KNOWN.clear()
+    _recall._KNOWN.clear()
     assert str(autobatch(fun, budget=Budget(expected_calls=10**9)).plan(x).strategy) == "vmap"
 
 
@@ -504,7 +505,7 @@ def test_a_device_with_an_allocator_is_tuned_on_its_own_figures(
     assert {each.peak_source for each in measured} == {"xla"}  # the peak did not rise
     assert all((each.peak_bytes or 0) <= limit for each in measured)
     assert "gpu Fake 1000" in batched.explain(x)
-    ((record, _),) = _planner._KNOWN.values()
+    ((record, _),) = _recall._KNOWN.values()
     assert record.load is None  # what keeps the host's cores busy does not slow a GPU
 
 
