@@ -67,7 +67,9 @@ class Trial:
         """Median seconds of one call; the least that a glance saw if there are no samples."""
         if self.samples:
             return statistics.median(self.samples)
-        return min(self.glances, default=None)
+        if not self.glances:
+            return None
+        return min([*self.glances, self.first_run_s or self.glances[0]])
 
     @property
     def run_mad_s(self) -> float | None:
@@ -104,7 +106,7 @@ def compile_(trial: Trial, instruments: Instruments) -> None:
 def first_run(trial: Trial, args: Any, kwargs: Any, device: Any, instruments: Instruments) -> Any:
     """Runs the trial once, measures how far memory grows, and returns the outputs.
 
-    The run is not a sample: an executable's first run also loads its code.
+    The run is no sample: it also loads the code. It only counts, at a glance, where it was quick.
     """
     start = instruments.clock()
     outputs, trial.growth_bytes = instruments.growth(

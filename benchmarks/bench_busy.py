@@ -1,7 +1,8 @@
 """Does a busy neighbour change what is chosen?
 
 Workloads are tuned twenty times each while another process keeps one core busy. A choice is right
-if it is the most frequent one, or if its run time, measured afterwards in peace, is within 5 %.
+if it is the most frequent one, or if its run time, measured afterwards beside the same neighbour,
+is within 5 % of that one's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def burn(stop: Event) -> None:
         sum(range(10_000))
 
 
-def tunings(case: Any, stop: Event) -> list[str]:
+def tunings(case: Any) -> list[str]:
     """Returns the columns of one workload's row."""
     fun, in_axes, args = case.make()
     budget = Budget(expected_calls=100_000)
@@ -38,7 +39,6 @@ def tunings(case: Any, stop: Event) -> list[str]:
         str(autobatch(fun, in_axes, store=False, budget=budget).tune(*args).strategy)
         for _ in range(TUNINGS)
     )
-    stop.set()  # what was right is measured in peace
     calls = [partial(autobatch(fun, in_axes, strategy=each), *args) for each in choices]
     for call in calls:
         jax.block_until_ready(call())
@@ -66,7 +66,7 @@ def main() -> None:
         neighbour = context.Process(target=burn, args=(stop,))
         neighbour.start()
         try:
-            rows.append(tunings(load_suite(SUITE)[name], stop))
+            rows.append(tunings(load_suite(SUITE)[name]))
         finally:
             stop.set()
             neighbour.join()

@@ -11,7 +11,8 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from _common import print_header, print_table, verdict
 from _timing import geometric_mean
 from record_tables import FOLDER, SUITE, load_suite
 
-from autobatch import Budget, autobatch
+from autobatch import Budget, _measure, autobatch
 
 NOISE_LEAST = 0.03
 
@@ -166,16 +167,44 @@ def _row(what: str, value: float, bar: float) -> list[str]:
 
 def compare_sizes() -> None:
     """Prints what tuning a cheap function of a thousand times the rows costs more."""
-    print("\nA cheap function, 1,000 and 1,000,000 rows")
+    print("\nA cheap function of 1,000 and of 1,000,000 rows")
     rows = []
-    for size in (1000, 1_000_000):
-        batched = autobatch(lambda x: jnp.sin(x) * x + 1, store=False)
-        x = np.linspace(0, 1, size, dtype=np.float32)
-        first_s = seconds_of_first_call(batched, (x,))
-        outcomes = [each for each in batched.plan(x).outcomes if each.run_s is not None]
-        timed = sum((each.run_s or 0.0) * (each.samples or 0) for each in outcomes)
-        rows.append([f"{size:,}", str(len(outcomes)), f"{first_s - timed:.3f} s"])
-    print_table(["rows", "candidates", "first call less the timed runs"], rows)
+    for calls in (1000, 100_000):
+        for size in (1000, 1_000_000):
+            name, budget = f"cheap {calls}", Budget(expected_calls=calls)
+            batched = autobatch(lambda x: jnp.sin(x) * x + 1, store=False, budget=budget, name=name)
+            x = np.linspace(0, 1, size, dtype=np.float32)
+            with timed_runs() as runs:
+                first_s = seconds_of_first_call(batched, (x,))
+            tried = sum(each.run_s is not None for each in batched.plan(x).outcomes)
+            rows.append([f"{calls:,}", f"{size:,}", str(tried), f"{first_s - sum(runs):.3f} s"])
+    print_table(["calls", "rows", "candidates", "first call less its runs"], rows)
+
+
+@contextmanager
+def timed_runs() -> Iterator[list[float]]:
+    """Collects the seconds that candidates run while a tuning measures them."""
+    seconds: list[float] = []
+
+    def noted(function: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                seconds.append(time.perf_counter() - start)
+
+        return run
+
+    names = ("first_run", "glance", "time_rounds")
+    plain = {name: getattr(_measure, name) for name in names}
+    for name in names:
+        setattr(_measure, name, noted(plain[name]))
+    try:
+        yield seconds
+    finally:
+        for name in names:
+            setattr(_measure, name, plain[name])
 
 
 if __name__ == "__main__":

@@ -83,11 +83,11 @@ def test_a_slow_start_of_a_short_call_is_forgiven() -> None:
 
 def test_a_glance_takes_the_least_disturbed_of_a_few_runs() -> None:
     clock = Clock()
-    trial = fake_trial(clock, 4e-3, 3e-3, 9e-3, 9e-3, first_run_s=1e-3)
+    trial = fake_trial(clock, 4e-3, 3e-3, 9e-3, 9e-3, first_run_s=1e-2)
     _measure.glance(trial, None, (), {}, instruments(clock))
     assert trial.run_s == pytest.approx(3e-3)
     assert trial.samples == []
-    once = fake_trial(clock, 4e-3, 3e-3, first_run_s=1e-3)
+    once = fake_trial(clock, 4e-3, 3e-3, first_run_s=1e-2)
     _measure.glance(once, None, (), {}, instruments(clock), once=True)
     assert (once.run_s, once.repeats) == (pytest.approx(4e-3), 1)
 
