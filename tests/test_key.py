@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,15 @@ def differing(one: Parts, other: Parts) -> set[str]:
     assert set(one) == set(other)
     assert (one == other) == (digest(one) == digest(other))
     return {each for each in one if one[each] != other[each]}
+
+
+KEY_PAGE = Path(__file__).parent.parent / "docs" / "key.md"
+
+
+@pytest.mark.source
+def test_the_page_about_the_key_names_every_part() -> None:
+    named = set(re.findall(r"`(\w+)`", KEY_PAGE.read_text()))
+    assert set(parts(lambda x: x + 1)) <= named
 
 
 # Same program
