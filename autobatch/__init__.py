@@ -18,8 +18,11 @@ if TYPE_CHECKING:
         NoViableStrategyError,
         RecordMissError,
     )
+    from autobatch._reductions import MEAN, SUM
 
 __all__ = [
+    "MEAN",
+    "SUM",
     "AutobatchError",
     "AutobatchWarning",
     "Budget",
@@ -32,7 +35,13 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_MODULES = {"autobatch": "_api", "Budget": "_choose", "Plan": "_choose"}
+_MODULES = {
+    "autobatch": "_api",
+    "Budget": "_choose",
+    "Plan": "_choose",
+    "SUM": "_reductions",
+    "MEAN": "_reductions",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -100,7 +100,10 @@ def autobatch(
         fun: the function of one example. Left out, a decorator with these options is returned.
         in_axes: the mapped axis of each positional argument, or None, as `jax.vmap` takes them;
             keyword arguments of the call are mapped on axis 0.
-        out_axes: where the batch axis stands in each output, as `jax.vmap` takes them.
+        out_axes: where the batch axis stands in each output, as `jax.vmap` takes them. A leaf may
+            be `autobatch.SUM` or `autobatch.MEAN`: that output is reduced over the batch, and only
+            `vmap` ever holds its rows side by side. Floats of less than 32 bits are added in
+            float32 and cast back, integers in their own type; integers have no mean.
         axis_name: name of the batch axis for collectives.
         axis_size: rows of the batch, for a call without a mapped argument.
         spmd_axis_name: as `jax.vmap` takes it.

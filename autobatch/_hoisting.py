@@ -14,6 +14,7 @@ import jax
 import jax.core
 from jax.extend.core import DropVar, Literal, gensym
 
+from autobatch._reductions import Axis
 from autobatch._workload import RowProgram
 
 # Evaluated again in every step, these cost next to nothing and fuse into what uses them; kept
@@ -46,8 +47,8 @@ class Split:
     rest: Callable[..., list[Any]]
     inputs: list[tuple[Any, int | None]]
     out_avals: list[Any]
-    out_axes: list[int | None]
-    shared: dict[int, tuple[Any, Any, int | None]]
+    out_axes: list[Axis]
+    shared: dict[int, tuple[Any, Any, Axis]]
 
     def merged(self, varying: Iterable[Any], repeat: Callable[..., Any]) -> list[Any]:
         """Returns all outputs: the varying ones, and the shared ones repeated for every row."""

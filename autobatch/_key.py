@@ -24,6 +24,7 @@ import numpy as np
 from jax.extend.core import DropVar, Literal
 
 from autobatch._record import SCHEMA
+from autobatch._reductions import Reduction
 from autobatch._workload import Workload
 
 _UNKNOWN = "unknown"
@@ -56,7 +57,7 @@ def key_parts(workload: Workload, device: Any, *, name: str | None) -> dict[str,
     return {
         "program": program_digest(row.jaxpr),
         "in_axes": list(workload.in_axes),
-        "out_axes": list(row.out_axes),
+        "out_axes": [each.value if isinstance(each, Reduction) else each for each in row.out_axes],
         "arguments": [f"{each.dtype}{list(each.shape)}" for each in workload.arguments],
         "batch_size": workload.batch_size,
         "statics": [_static(each) for _, _, each in workload.statics.values],

@@ -13,6 +13,7 @@ Every strategy maps the same jaxpr of one example. Which one is used is decided 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 from autobatch._devices import is_inside_shard_map
 from autobatch._hoisting import split
+from autobatch._reductions import Axis, Reduction, accumulator_dtype, added, finished, stacked
 from autobatch._strategies import VMAP, Strategy, balanced_chunk
 from autobatch._workload import RowProgram
 
@@ -49,14 +51,20 @@ def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list
                 return _looped(row, operands, balanced_chunk(size, strategy.chunk_size))
             case _:
                 pass
-    return jax.vmap(
+    outputs = jax.vmap(
         lambda *each: jax.core.eval_jaxpr(row.jaxpr, (), *each),
         in_axes=row.in_axes,
-        out_axes=list(row.out_axes),
+        out_axes=stacked(list(row.out_axes)),
         axis_name=row.axis_name,
         axis_size=size,
         spmd_axis_name=row.spmd_axis_name,
     )(*operands)
+    return [
+        _weak_as(finished(added(each), axis, size, each.dtype), var.aval)
+        if isinstance(axis, Reduction)
+        else each
+        for each, axis, var in zip(outputs, row.out_axes, row.jaxpr.outvars, strict=True)
+    ]
 
 
 def check(row: RowProgram, operands: Sequence[Any]) -> None:
@@ -79,12 +87,25 @@ def _unrolled(row: RowProgram, operands: Sequence[Any]) -> list[Any]:
         for index in range(row.batch_size)
     ]
     outputs = [
-        column[-1]
-        if axis is None
-        else jax.lax.concatenate([jnp.expand_dims(each, axis) for each in column], axis)
-        for column, axis in zip(zip(*rows, strict=True), cut.out_axes, strict=True)
+        _together(column, axis, aval)
+        for column, axis, aval in zip(
+            zip(*rows, strict=True), cut.out_axes, cut.out_avals, strict=True
+        )
     ]
     return cut.merged(outputs, functools.partial(_repeated, row.batch_size))
+
+
+def _together(column: Sequence[Any], axis: Axis, aval: Any) -> Any:
+    """Returns one output of all rows."""
+    match axis:
+        case None:
+            return column[-1]
+        case int():
+            return jax.lax.concatenate([jnp.expand_dims(each, axis) for each in column], axis)
+        case Reduction():
+            dtype = accumulator_dtype(aval.dtype)
+            total = functools.reduce(operator.add, (jnp.asarray(each, dtype) for each in column))
+            return _weak_as(finished(total, axis, len(column), aval.dtype), aval)
 
 
 def _looped(row: RowProgram, operands: Sequence[Any], chunk: int | None) -> list[Any]:
@@ -103,11 +124,15 @@ def _looped(row: RowProgram, operands: Sequence[Any], chunk: int | None) -> list
             results = jax.vmap(
                 cut.rest,
                 in_axes=[axis for _, axis in cut.inputs],
-                out_axes=list(cut.out_axes),
+                out_axes=stacked(cut.out_axes),
                 axis_size=size,
             )(*(_rows(leaf, axis, start, size) for leaf, axis in cut.inputs))
+        # The last chunk overlaps the one before it: so many of its rows have been counted.
+        counted = index * size - start if batch_size % size else None
         return [
-            _written(buffer, jnp.asarray(result), axis, start, chunk is None)
+            _summed(buffer, jnp.asarray(result), counted, chunk is None)
+            if isinstance(axis, Reduction)
+            else _written(buffer, jnp.asarray(result), axis, start, chunk is None)
             for buffer, result, axis in zip(buffers, results, cut.out_axes, strict=True)
         ]
 
@@ -120,7 +145,15 @@ def _looped(row: RowProgram, operands: Sequence[Any], chunk: int | None) -> list
         after = jax.make_jaxpr(step)(0, buffers).out_avals
         buffers = [_varying(each, aval) for each, aval in zip(buffers, after, strict=True)]
     buffers = jax.lax.fori_loop(0, steps, step, buffers)
-    outputs = [_weak_as(buffer, aval) for buffer, aval in zip(buffers, cut.out_avals, strict=True)]
+    outputs = [
+        _weak_as(
+            finished(buffer, axis, batch_size, aval.dtype)
+            if isinstance(axis, Reduction)
+            else buffer,
+            aval,
+        )
+        for buffer, axis, aval in zip(buffers, cut.out_axes, cut.out_avals, strict=True)
+    ]
     return cut.merged(outputs, functools.partial(_repeated, batch_size))
 
 
@@ -140,12 +173,24 @@ def _rows(leaf: Any, axis: int | None, start: Any, size: int) -> Any:
     return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis, allow_negative_indices=False)
 
 
-def _buffer(aval: Any, axis: int | None, batch_size: int) -> Any:
+def _buffer(aval: Any, axis: Axis, batch_size: int) -> Any:
     """Returns room for the results of all rows. Every element of it is written by the loop."""
+    if isinstance(axis, Reduction):
+        return jnp.zeros(aval.shape, accumulator_dtype(aval.dtype))
     shape = list(aval.shape)
     if axis is not None:
         shape.insert(axis, batch_size)
     return jax.lax.empty(tuple(shape), aval.dtype)
+
+
+def _summed(total: Any, result: Any, counted: Any, is_row: bool) -> Any:
+    """Returns a sum with the results of one more step added, of rows that were not counted yet."""
+    if is_row:
+        return total + jax.lax.convert_element_type(result, total.dtype)
+    if counted is not None:
+        is_new = jax.lax.broadcasted_iota(jnp.int32, result.shape, 0) >= counted
+        result = jnp.where(is_new, result, jnp.zeros((), result.dtype))
+    return total + added(result)
 
 
 def _written(buffer: Any, result: Any, axis: int | None, start: Any, is_row: bool) -> Any:
@@ -165,11 +210,15 @@ def _varying(value: Any, like: Any) -> Any:
     return jax.lax.pcast(value, axes, to="varying") if axes else value
 
 
-def _repeated(batch_size: int, value: Any, aval: Any, axis: int | None) -> Any:
-    """Returns a result that is the same for every row, once per row along `axis`."""
+def _repeated(batch_size: int, value: Any, aval: Any, axis: Axis) -> Any:
+    """Returns a result that is the same for every row, once per row along `axis`, or reduced."""
     if axis is None:
         return value
     value = jnp.asarray(value)
+    if isinstance(axis, Reduction):
+        dtype = accumulator_dtype(aval.dtype)
+        total = jnp.asarray(value, dtype) * jnp.asarray(batch_size, dtype)
+        return _weak_as(finished(total, axis, batch_size, aval.dtype), aval)
     dimensions = [each for each in range(value.ndim + 1) if each != axis]
     shape = [*value.shape[:axis], batch_size, *value.shape[axis:]]
     return _weak_as(jax.lax.broadcast_in_dim(value, shape, dimensions), aval)

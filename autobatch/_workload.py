@@ -20,6 +20,15 @@ from jax.api_util import flatten_axes
 
 from autobatch._leaves import Statics, needs_vmap
 from autobatch._nesting import busy
+from autobatch._reductions import (
+    Axis,
+    Reduction,
+    added,
+    check_reduction,
+    finished,
+    has_reduction,
+    stacked,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +52,21 @@ class MapSpec:
     static_argnames: tuple[str, ...] = ()
 
     def vmapped(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `jax.vmap` of `fun`, or of a stand-in for it, under the user's axes."""
+        """Returns `jax.vmap` of `fun` under the user's axes, reductions included."""
+        stacks = self.stacking(fun)
+        if not has_reduction(self.out_axes):
+            return stacks
+
+        @functools.wraps(fun, updated=())
+        def call(*args: Any, **kwargs: Any) -> Any:
+            leaves, tree = jax.tree.flatten(stacks(*args, **kwargs))
+            axes = flatten_axes("out_axes", tree, self.out_axes)
+            return jax.tree.unflatten(tree, map(_reduced, leaves, axes))
+
+        return call
+
+    def stacking(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `jax.vmap` of `fun`, or of a stand-in for it, with an axis for each reduction."""
 
         @functools.wraps(fun, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +81,7 @@ class MapSpec:
         return jax.vmap(
             fun,
             in_axes=self.in_axes,
-            out_axes=self.out_axes,
+            out_axes=stacked(self.out_axes),
             axis_name=self.axis_name,
             axis_size=self.axis_size,
             spmd_axis_name=self.spmd_axis_name,
@@ -74,14 +97,15 @@ class RowProgram:
             arrays of the call.
         batch_size: rows of the batch.
         in_axes: for each operand the mapped axis, counted from 0, or None.
-        out_axes: for each output the batch axis of the result, counted from 0, or None.
+        out_axes: for each output the batch axis of the result, counted from 0, its reduction, or
+            None.
         axis_name, spmd_axis_name: as `jax.vmap` takes them.
     """
 
     jaxpr: Any
     batch_size: int
     in_axes: tuple[int | None, ...]
-    out_axes: tuple[int | None, ...]
+    out_axes: tuple[Axis, ...]
     axis_name: Any = None
     spmd_axis_name: Any = None
 
@@ -169,7 +193,7 @@ def describe(spec: MapSpec, arrays: list[Any], statics: Statics) -> Workload:
         traced["arguments"] = tuple(_shape_of(each) for each in arrays)
         args, kwargs = statics.rebuilt(arrays)
         fun = spec.fun if needs_vmap((args, kwargs)) else spy
-        return jax.tree.leaves(spec.vmapped(fun)(*args, **kwargs))
+        return jax.tree.leaves(spec.stacking(fun)(*args, **kwargs))
 
     with busy(), contextlib.suppress(_SpecialResult):
         jax.eval_shape(whole, arrays)
@@ -191,7 +215,7 @@ def describe(spec: MapSpec, arrays: list[Any], statics: Statics) -> Workload:
             jaxpr=jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]),
             batch_size=batch_size,
             in_axes=(None,) * len(closed.consts) + in_axes,
-            out_axes=_out_axes(spec.out_axes, out_tree, jaxpr.outvars),
+            out_axes=_out_axes(spec.out_axes, out_tree, jaxpr.outvars, batch_size),
             axis_name=spec.axis_name,
             spmd_axis_name=spec.spmd_axis_name,
         )
@@ -224,12 +248,22 @@ def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
-def _out_axes(axes: Any, tree: Any, outputs: list[Any]) -> tuple[int | None, ...]:
-    ranks = [len(each.aval.shape) + 1 for each in outputs]
+def _out_axes(axes: Any, tree: Any, outputs: list[Any], batch_size: Any) -> tuple[Axis, ...]:
+    def counted(axis: Axis, aval: Any) -> Axis:
+        if isinstance(axis, Reduction):
+            check_reduction(axis, aval.dtype, batch_size)
+        return axis % (len(aval.shape) + 1) if isinstance(axis, int) else axis
+
     flat = flatten_axes("out_axes", tree, axes)
-    return tuple(
-        None if axis is None else axis % rank for axis, rank in zip(flat, ranks, strict=True)
-    )
+    return tuple(counted(axis, each.aval) for axis, each in zip(flat, outputs, strict=True))
+
+
+def _reduced(rows: Any, axis: Axis) -> Any:
+    """Returns rows that are stacked along the first axis reduced, if they are to be."""
+    if not isinstance(axis, Reduction):
+        return rows
+    check_reduction(axis, rows.dtype, rows.shape[0])
+    return finished(added(rows), axis, rows.shape[0], rows.dtype)
 
 
 def _positions(statics: Statics) -> set[int]:
