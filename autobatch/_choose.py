@@ -225,7 +225,8 @@ def decide(record: Record, limits: Limits) -> Decision:
     )
     if limits.memory_is_explicit:
         raise NoViableStrategyError(
-            f"{message} Raise Budget.memory (or AUTOBATCH_MEMORY), or make the function hold less."
+            f"{message} Raise Budget.memory (or AUTOBATCH_MEMORY), make the function hold "
+            "less, or reduce its results with out_axes=autobatch.SUM."
         )
     return Decision(
         strategy=least.strategy,
@@ -237,7 +238,7 @@ def margin(record: Record) -> float:
     """Returns the share by which a strategy must beat `vmap`: its noise, at least 3 %.
 
     Noise is relative to the smaller of two measurements, so one may be `1 + noise` times another.
-    Cores that others used are cores that `vmap`, which runs on all of them, had not for itself.
+    Cores that others took are cores that `vmap`, which runs on all of them, had not for itself.
     """
     noise = record.noise or 0.0
     return max(LEAST_GAIN, noise / (1 + noise), min(0.9, record.load or 0.0))
@@ -293,6 +294,27 @@ def explained(record: Record, limits: Limits, chosen: Strategy) -> tuple[Outcome
         return format_factor(factor)
 
     return tuple(replace(each, reason=reason(each)) for each in record.outcomes)
+
+
+def widened(record: Record, limits: Limits) -> frozenset[Status]:
+    """Returns what barred candidates of a record, and would not under these limits.
+
+    Only an explicit limit counts for memory: the default follows what happens to be free. More
+    expected calls may make a candidate worth it of which the record says nothing.
+
+    Args:
+        record: what was measured, and under which limits.
+        limits: the budget now.
+    """
+    then, memory = record.searched, limits.memory_bytes or 0
+    is_wider: dict[Status, bool] = {
+        "over-memory": limits.memory_is_explicit and memory > (then.memory_bytes or math.inf),
+        "over-compile": limits.compile_s > then.compile_s,
+        "out-of-time": limits.tuning_s > then.tuning_s,
+        "not-worth": limits.expected_calls > then.expected_calls,
+    }
+    barred = {each.status for each in record.outcomes} | {"not-worth"}
+    return frozenset(each for each in is_wider if is_wider[each] and each in barred)
 
 
 def without_larger(record: Record, strategy: Strategy) -> Record | None:

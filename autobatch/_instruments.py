@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autobatch import _load, _memory
+from autobatch._load import Load
 from autobatch._memory import DeviceMemory
 
 
@@ -20,12 +21,12 @@ class Instruments:
         device_memory: free and total bytes of a device.
         growth: runs a function, returns its result and the bytes that memory grew by meanwhile,
             None where the platform has no such figure.
-        others_s: seconds that other processes have run, per core, or None.
+        load: what the kernel counts of this process and of others, or None.
         planned: bytes of outputs and temporaries of an executable as XLA plans them, or None.
     """
 
     clock: Callable[[], float] = time.perf_counter
     device_memory: Callable[[Any], DeviceMemory] = _memory.device_memory
     growth: Callable[[Callable[[], Any], Any], tuple[Any, int | None]] = _memory.measured_growth
-    others_s: Callable[[], float | None] = _load.others_s
+    load: Callable[[], Load | None] = _load.read_load
     planned: Callable[[Any], int | None] = _memory.planned_bytes

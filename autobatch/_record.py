@@ -26,7 +26,7 @@ Status = Literal[
     "out-of-time",  # the tuning's time was up
     "not-worth",  # it could not win at the number of expected calls
     "out-of-memory",  # it ran, and memory did not suffice
-    "failed",  # it raised while compiling or running
+    "failed",  # it raised, crashed or did not end while compiling or running
     "wrong-result",  # its output disagrees with the reference
     "unmeasured",  # nothing was tried: forced, estimated, switched off
 ]
@@ -122,7 +122,7 @@ class Record:
         outcomes: one or more for each family of strategies.
         searched: the limits under which the search ran.
         noise: relative difference of two measurements of one program; None if there is only one.
-        load: share of the cores that other processes used meanwhile; None where nobody knows.
+        load: share of the cores that other processes took from it; None where nobody knows.
         tuned_in_s: wall seconds that the tuning took.
         data: whether it was measured on the caller's arrays or on stand-ins.
     """

@@ -71,7 +71,7 @@ def explain(record: Record, plan: Plan, limits: Limits) -> str:
     if record.noise is not None and record.noise > LOUD_NOISE:
         lines.append(f"   noisy: two measurements of one program differ by {record.noise:.0%}")
     if record.load is not None and record.load > LOUD_NOISE:
-        lines.append(f"   noisy: other processes used {record.load:.0%} of the cores")
+        lines.append(f"   noisy: other processes took {record.load:.0%} of the cores")
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autobatch._choose import total_s
+from autobatch._choose import total_s, widened
 from autobatch._gate import Need, predicted_bytes
 from autobatch._record import Facts, Limits, Outcome, Record, Status
 from autobatch._strategies import (
@@ -308,8 +308,6 @@ def chunk_sizes(batch_size: int) -> list[int]:
 def reopened(record: Record, limits: Limits) -> tuple[Outcome, ...] | None:
     """Returns the outcomes to go on from, if these limits let the search of a record go on.
 
-    Only an explicit limit counts for memory: the default follows what happens to be free.
-
     Args:
         record: what was measured, and under which limits.
         limits: the budget now.
@@ -317,20 +315,11 @@ def reopened(record: Record, limits: Limits) -> tuple[Outcome, ...] | None:
     Returns:
         The outcomes that still hold, or None if wider limits would not add a candidate to them.
     """
-    then = record.searched
-    memory = limits.memory_bytes or 0
-    is_wider: dict[Status, bool] = {
-        "over-memory": limits.memory_is_explicit and memory > (then.memory_bytes or math.inf),
-        "over-compile": limits.compile_s > then.compile_s,
-        "out-of-time": limits.tuning_s > then.tuning_s,
-        "not-worth": limits.expected_calls > then.expected_calls,
-    }
-    barred = any(is_wider.get(each.status, False) for each in record.outcomes)
-    if not barred and not is_wider["not-worth"]:
+    opened = widened(record, limits)
+    if not opened:
         return None
     # Whether a candidate is worth it is asked again by a search that goes on.
-    opened = {"not-worth", *(status for status in is_wider if is_wider[status])}
-    kept = tuple(each for each in record.outcomes if each.status not in opened)
+    kept = tuple(each for each in record.outcomes if each.status not in {"not-worth", *opened})
     excluded = {each.strategy.family for each in kept if each.status == "ineligible"}
     search = Search(
         batch_size=record.batch_size,

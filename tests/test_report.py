@@ -92,7 +92,7 @@ def test_noise_is_told_when_it_is_loud(noise: float, told: bool) -> None:
 
 
 def test_a_busy_machine_is_said() -> None:
-    line = "noisy: other processes used 48% of the cores"
+    line = "noisy: other processes took 48% of the cores"
     assert line in table(make_record(load=0.48))
     assert "noisy" not in table(make_record(load=0.08))
 
