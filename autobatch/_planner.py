@@ -23,6 +23,7 @@ from autobatch._choose import (
     explained,
     is_measured,
     resolve,
+    widened,
     without_larger,
 )
 from autobatch._devices import is_inside_shard_map, several_local_devices
@@ -32,7 +33,7 @@ from autobatch._estimate import bound, estimated
 from autobatch._fixed import fixed_plan, unmeasured
 from autobatch._instruments import Instruments
 from autobatch._job import Interrupted, Job, NewProgram
-from autobatch._key import key_parts
+from autobatch._key import device_parts, key_parts
 from autobatch._nearest import resized
 from autobatch._program import Program
 from autobatch._recall import Recall
@@ -171,11 +172,9 @@ class Planner:
             ValueError, TypeError: what `jax.vmap` raises for this call.
         """
         job = self._job(workload, arrays, device, new_program)
-        is_anew = self.tuning_mode() == "force" and job.key not in self._measured
-        record, _ = (None, None) if is_anew else self._recall.find(job.key)
-        if record is None or record.data == "synthetic":
-            return self._measure(job, None)
-        return self._measure(job, record)
+        if self.tuning_mode() == "force" and job.key not in self._measured:
+            return self.tuned_anew(workload, arrays, device, new_program)
+        return self._in_turn(job)
 
     def tuned_anew(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
@@ -185,7 +184,10 @@ class Planner:
         Raises:
             NoViableStrategyError, ValueError, TypeError: as `tuned`.
         """
-        return self._measure(self._job(workload, arrays, device, new_program), None)
+        job = self._job(workload, arrays, device, new_program)
+        with self._recall.lease(job.key) as lease:
+            lease.awaited()
+            return self._measure(job, None)
 
     def relieve(self, workload: Workload, arrays: Sequence[Any], device: Any) -> str | None:
         """Bars, for this process, the plan of a call that ran out of memory, and larger ones.
@@ -261,7 +263,7 @@ class Planner:
             # NaNs of invented values are nobody's.
             with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
                 job = replace(job, arrays=tuple(stand_ins(workload.arguments)), data="synthetic")
-                return self._measure(job, None)
+                return self._in_turn(job)
         except Exception as error:  # such as collectives over an axis of the outer program
             how = f"called inside another transformation, and stand-ins fail: {error!r:.80}"
             return self._estimated(workload, arrays, device, job.key, how)
@@ -280,7 +282,27 @@ class Planner:
             name=self.name,
             new_program=new_program,
             also=self.also,
+            alone=self._recall.alone(device_parts(device)),
         )
+
+    def _in_turn(self, job: Job) -> Planned:
+        """Returns the plan after a tuning, or after that of another process under way."""
+        is_news = self._recall.news(job.key)
+
+        def look() -> Planned | None:
+            if not is_news():
+                return None
+            return self.known(job.workload, job.arrays, job.device, may_tune=job.data == "real")
+
+        with self._recall.lease(job.key) as lease:
+            planned = lease.awaited(job.limits.tuning_s, look)
+            if planned is not None:
+                return planned
+            if lease.is_ours:
+                return self._measure(job, self._recall.resumable(job.key))
+        how = "another process is still tuning it"
+        LOGGER.info("autobatch: `%s` goes on with an estimate: %s", self.name, how)
+        return self._estimated(job.workload, job.arrays, job.device, job.key, how)
 
     def _measure(self, job: Job, resume: Record | None) -> Planned:
         from autobatch import _tuner  # not loaded where a record is found
@@ -370,6 +392,8 @@ class Planner:
 
 
 def _is_open(record: Record, limits: Limits) -> bool:
-    from autobatch._search import reopened  # only where something could be measured
+    if not widened(record, limits):
+        return False
+    from autobatch._search import reopened  # not loaded where a record is found
 
     return reopened(record, limits) is not None

@@ -21,7 +21,7 @@ import diskcache
 import pytest
 from records import KEY, make_record
 
-from autobatch import AutobatchWarning, _folder, _store
+from autobatch import AutobatchWarning, _database, _folder, _store
 from autobatch._record import SCHEMA, Record, to_json
 from autobatch._store import Merged, Store, default_folder, open_store
 
@@ -89,9 +89,10 @@ def assert_passed_over(store: Store, cause: str) -> None:
             store.prune(lambda record: True, other_schemas=True),
             store.clear(),
             store.get(KEY),
+            store.change_lease(KEY, lambda _: "lease", create=True),
         )
     )
-    assert results == (None, None, [], Merged(), 0, 0, 0, None)
+    assert results == (None, None, [], Merged(), 0, 0, 0, None, False)
     (text,) = texts
     assert text.startswith(f"autobatch: the store {store.path} was passed over: it {cause}")
     assert text.endswith(".")
@@ -182,6 +183,49 @@ def test_prune_leaves_what_is_no_record(filled: Store) -> None:
     assert kept_rows(filled) == {damaged, "other"}
 
 
+def test_leases_are_no_records(filled: Store) -> None:
+    theirs = f"lease/{SCHEMA + 1}/{KEY}"
+    plant(filled, key=theirs, value="{}")
+    for key in (KEY, "another"):
+        assert filled.change_lease(key, lambda text: "lease" if text is None else "wrong")
+    assert filled.records() == [make_record()]
+    assert filled.get("another") is None
+    assert filled.remove(["another"]) == 0
+    assert filled.prune(lambda record: False, other_schemas=False) == 0
+    assert theirs in kept_rows(filled)
+    assert filled.prune(lambda record: False, other_schemas=True) == 0
+    assert kept_rows(filled) == {NAME, f"lease/{SCHEMA}/{KEY}", f"lease/{SCHEMA}/another"}
+    assert filled.clear() == 1
+    assert kept_rows(filled) == set()
+
+
+def test_lease_is_changed_in_one_step(filled: Store) -> None:
+    seen: list[str | None] = []
+
+    def changed(text: str | None) -> str | None:
+        seen.append(text)
+        return {None: "first", "first": "second"}.get(text)
+
+    for _ in range(4):
+        assert filled.change_lease(KEY, changed)
+    assert seen == [None, "first", "second", None]
+
+
+def test_lease_makes_a_store_only_where_it_may(store: Store) -> None:
+    assert not store.change_lease(KEY, lambda _: "lease")
+    assert not store.path.exists()
+    assert store.change_lease(KEY, lambda _: "lease", create=True)
+    assert store.records() == []
+
+
+def test_lease_that_cannot_be_read_is_as_good_as_none(filled: Store) -> None:
+    for columns in ({"mode": 4, "value": b"pickle"}, {"mode": 2, "filename": "lease.val"}):
+        plant(filled, key=f"lease/{SCHEMA}/{KEY}", **columns)
+        assert filled.change_lease(KEY, lambda text: repr(text))
+        assert filled.change_lease(KEY, lambda text: None if text == "None" else "wrong")
+        assert kept_rows(filled) == {NAME}
+
+
 def test_nothing_is_evicted(store: Store) -> None:
     padding = {"padding": "x" * 200_000}  # 60 MB in all, after which diskcache's own limits bite
     keys = [f"{number:03}" for number in range(300)]
@@ -218,7 +262,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), store.records())
 
 
 def test_threads_share_a_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_store, "LOCK_TIMEOUT_S", 60)  # a busy machine is no fault
+    monkeypatch.setattr(_database, "LOCK_TIMEOUT_S", 60)  # a busy machine is no fault
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -388,13 +432,13 @@ def test_database_emptied_while_in_use(filled: Store) -> None:
 
 
 def test_database_is_not_mapped_into_memory(filled: Store) -> None:
-    cache = _store._Cache(filled.path)
+    cache = _database.Cache(filled.path)
     assert cache._sql("PRAGMA mmap_size").fetchone() in (None, (0,))
     cache.close()
 
 
 def test_locked_database(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_store, "LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(_database, "LOCK_TIMEOUT_S", 0.01)
     fresh = Store(filled.path)
     with connection(filled) as opened:
         opened.execute("BEGIN EXCLUSIVE")
@@ -404,8 +448,8 @@ def test_locked_database(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_database_locked_later(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     # The object is open already: these are other statements of diskcache's.
-    monkeypatch.setattr(_store, "LOCK_TIMEOUT_S", 0.01)
-    filled._cache = _store._Cache(filled.path)
+    monkeypatch.setattr(_database, "LOCK_TIMEOUT_S", 0.01)
+    filled._cache = _database.Cache(filled.path)
     filled._cache.close()
     with connection(filled) as opened:
         opened.execute("BEGIN IMMEDIATE")  # readers go on, writers wait
@@ -418,8 +462,8 @@ def test_database_locked_later(filled: Store, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_commit_that_fails_leaves_no_lock(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_store, "LOCK_TIMEOUT_S", 0.01)
-    filled._cache = _store._Cache(filled.path)
+    monkeypatch.setattr(_database, "LOCK_TIMEOUT_S", 0.01)
+    filled._cache = _database.Cache(filled.path)
     filled._cache.close()
     with connection(filled) as reader:
         reader.execute("BEGIN")
@@ -436,8 +480,8 @@ def test_database_locked_while_it_is_opened(filled: Store, monkeypatch: pytest.M
     def wait(_: float) -> None:
         raise AssertionError("diskcache waits by itself")
 
-    monkeypatch.setattr(_store, "LOCK_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(_store, "_vet_schema", lambda _: None)
+    monkeypatch.setattr(_database, "LOCK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(_store, "vet_schema", lambda _: None)
     monkeypatch.setattr(diskcache.core, "time", SimpleNamespace(time=time.time, sleep=wait))
     with connection(filled) as opened:
         opened.execute("BEGIN EXCLUSIVE")
@@ -445,7 +489,7 @@ def test_database_locked_while_it_is_opened(filled: Store, monkeypatch: pytest.M
 
 
 def test_waits_are_short() -> None:
-    assert 2 * _store.LOCK_TIMEOUT_S <= 2
+    assert 2 * _database.LOCK_TIMEOUT_S <= 2
 
 
 @pytest.mark.parametrize(
@@ -473,7 +517,7 @@ def test_errors_below_diskcache(
 
 def test_store_that_cannot_be_written(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     # diskcache reports every failure to begin a transaction as a timeout.
-    bounded = _store._Cache._sql.fget  # pyright: ignore[reportFunctionMemberAccess]
+    bounded = _database.Cache._sql.fget  # pyright: ignore[reportFunctionMemberAccess]
 
     def refuse(cache: Any) -> Any:
         def execute(statement: str, *arguments: Any) -> Any:
@@ -483,7 +527,7 @@ def test_store_that_cannot_be_written(filled: Store, monkeypatch: pytest.MonkeyP
 
         return execute
 
-    monkeypatch.setattr(_store._Cache, "_sql", property(refuse))
+    monkeypatch.setattr(_database.Cache, "_sql", property(refuse))
     assert filled.get(KEY) == make_record()
     _, texts = faults(lambda: filled.put(make_record(name="newer")))
     (text,) = texts
@@ -535,6 +579,7 @@ def use_everything(store: Store) -> None:
         faults(lambda: fresh.prune(lambda record: False, other_schemas=True))  # noqa: B023
         faults(lambda: fresh.put(make_record()))  # noqa: B023
         faults(lambda: fresh.remove([KEY]))  # noqa: B023
+        faults(lambda: fresh.change_lease(KEY, lambda text: text))  # noqa: B023
         faults(fresh.clear)
         faults(fresh.problem)
 
