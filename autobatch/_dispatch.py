@@ -134,6 +134,7 @@ class _Service:
         self._probe: Callable[[Any, Any], Any] | None = None
         self._tuned: dict[str, Program] = {}
         self._common: dict[Any, Program] = {}
+        self._inlined: dict[str, Strategy] = {}
         self.serve: Serve = self._unserved
 
     # What follows happens once per signature.
@@ -222,7 +223,10 @@ class _Service:
             planned = self._planner.known(workload, arrays, device, may_tune=True)
             if planned is None:
                 planned = self._planner.tuned(workload, arrays, device, new_program)
-        key = planned.plan.key
+        key, strategy = planned.plan.key, planned.plan.strategy
+        if key and self._inlined.setdefault(key, strategy) != strategy:
+            self._forget(device, key)  # such as an estimate, where there is a record by now
+            self._inlined[key] = strategy
         if planned.program is not None and self._donation == Donation():
             self._tuned[key] = planned.program
         program = self._tuned.get(key)

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -654,4 +655,26 @@ def test_a_plan_of_the_nearest_size_must_fit_in_memory(tunings: list[int]) -> No
     assert len(tunings) == 4
     assert {str(batched.plan(rows(each, 64)).strategy) for each in (2, 3, 4, 8)} == {"vmap"}
     plan = batched.plan(rows(4000, 64))  # of which vmap needs 64 MB
-    assert (plan.source, str(plan.strategy)) == ("nearest", "map")
+    assert plan.source == "nearest"
+    assert str(plan.strategy) in ("map", "chunked:2")
+
+
+@pytest.mark.usefixtures("exhaustive")
+def test_a_record_that_comes_after_an_estimate_serves_too() -> None:
+    cached = autobatch(row_sum, tune="cached")
+    x = rows(8)
+    cached(x)
+    assert cached.plan(x).source == "estimate"
+    record = autobatch(row_sum)
+    record.tune(x)
+    ((folder, key), (found, _)) = next(iter(_recall._KNOWN.items()))
+    slow_vmap = tuple(
+        replace(each, run_s=1e3 if each.strategy == VMAP else 1e-9, compile_s=0.0)
+        for each in found.outcomes
+        if str(each.strategy) in ("vmap", "map")
+    )
+    _recall._KNOWN[folder, key] = (replace(found, outcomes=slow_vmap), "record")
+    assert cached.plan(x).source == "record"
+    assert str(cached.plan(x).strategy) == "map"
+    assert "while" in cached.lower(x).as_text()
+    np.testing.assert_allclose(cached(x), jax.vmap(row_sum)(x), rtol=1e-5)
