@@ -70,4 +70,4 @@ wheel: $(VENV)/.setup
 
 clean:
 	rm -rf $(VENV) dist .hypothesis .pytest_cache .ruff_cache
-	find autobatch tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find autobatch tests benchmarks examples docs -name __pycache__ -prune -exec rm -rf {} +

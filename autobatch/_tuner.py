@@ -21,14 +21,17 @@ from autobatch._eligibility import depends_on_values, has_callback, may_not_end
 from autobatch._errors import is_out_of_memory, warn_once
 from autobatch._gate import Need, predicted_bytes
 from autobatch._instruments import Instruments
-from autobatch._job import Interrupted, Job, Tuned
+from autobatch._job import Interrupted, Job, Phase, Tuned
 from autobatch._key import device_in_words
+from autobatch._load import contention
 from autobatch._measure import Reference, Trial
 from autobatch._nesting import busy
 from autobatch._record import Facts, Outcome, PeakSource, Record, Status
+from autobatch._reductions import Reduction
 from autobatch._report import summary
-from autobatch._search import Search, over_memory, reopened
-from autobatch._strategies import FAMILIES, VMAP, Strategy, chunked, rows_at_once
+from autobatch._search import Search, over_memory
+from autobatch._start import CONTENDER, start
+from autobatch._strategies import VMAP, Strategy, rows_at_once
 from autobatch._units import format_seconds
 from autobatch._workload import equations
 
@@ -40,8 +43,6 @@ _EQUATION_S = 5e-4
 """Rough compile time of one equation, to tell a long tuning before it starts."""
 _USUAL_CANDIDATES = 4
 """Candidates that a search usually tries."""
-CONTENDER = 1.25
-"""A candidate whose total at a glance is this many times the least is timed no further."""
 MOST_CARE = 10.0
 """Timing takes so many times as long, at most, where calls are many."""
 QUIET, REPETITIONS = 0.05, 3
@@ -65,16 +66,17 @@ def tune(job: Job, instruments: Instruments, *, resume: Record | None = None) ->
     """
     jax.block_until_ready(job.arrays)  # what computes them is nobody's time or memory
     with _DEVICE, busy():
-        return _Tuning(job, instruments).run(resume)
+        return _Tuning(job, instruments, resume).run()
 
 
 class _Tuning:
-    def __init__(self, job: Job, instruments: Instruments) -> None:
+    def __init__(self, job: Job, instruments: Instruments, resume: Record | None) -> None:
         self._job, self._instruments = job, instruments
-        self._start, self._others_start_s = instruments.clock(), instruments.others_s()
-        self._deadline = self._start + job.limits.tuning_s
+        self._start, self._load_before = instruments.clock(), instruments.load()
+        left = None if job.supervision is None else job.supervision.known
+        self._spent_s = 0.0 if left is None else left.tuned_in_s
+        self._deadline = self._start + job.limits.tuning_s - self._spent_s
         self._trials: list[Trial] = []
-        self._others: list[Outcome] = []  # what was not measured, and what was in earlier tunings
         self._refused: list[Outcome] = []  # for a bound that the next measurement may correct
         self._reference: Reference | None = None
         self._args, self._kwargs = job.workload.statics.rebuilt(job.arrays)
@@ -89,52 +91,60 @@ class _Tuning:
         # Before anything is compiled: misuse is the user's error.
         self._default: Trial | None = self._trace(VMAP)
         self._facts = self._known_facts(self._default)
-        barred = row is not None and may_not_end(row)
+        hangs, watched = row is not None and may_not_end(row), job.supervision is not None
+        begun = start(job.limits, may_hang=hangs, is_supervised=watched, resume=resume, left=left)
+        self._first = dict(begun.first)
+        self._others = list(begun.kept)  # what was not measured, and what was in earlier tunings
         self._search = Search(
             batch_size=job.workload.batch_size,
             facts=self._facts,
             limits=job.limits,
-            families=("map", "unrolled") if barred else FAMILIES,
+            families=begun.families,
             also=job.also,
         )
-        if barred:
-            self._others = [_may_not_end(each) for each in (VMAP, chunked(2))]
 
-    def run(self, resume: Record | None) -> Tuned:
-        first: Strategy | None = None
-        if resume is not None:
-            first = choose(resume, self._job.limits)  # what the others must agree with
-            kept = reopened(resume, self._job.limits)
-            kept = resume.outcomes if kept is None else kept
-            self._others = [each for each in kept if each.strategy != first]
+    def run(self) -> Tuned:
         self._announce(_EQUATION_S * _USUAL_CANDIDATES * self._facts.equations)
         cut_by: str | None = None
         try:
-            cut_by = self._try_all(first)
-            self._time()
+            self._tell()
+            cut_by = self._try_all()
+            with self._job.alone(self._deadline - self._instruments.clock()):
+                self._time()
         except KeyboardInterrupt:
             cut_by = "interrupted"
             if self._under_way is not None:
                 self._fail(self._under_way, "out-of-time", cut_by)
         self._reference = self._default = None
-        outcomes = self._outcomes()
-        outcomes += self._search.left_out(outcomes, self._needs(), cut_by=cut_by)
-        record = self._record(tuple(outcomes), cut_by == "interrupted")
+        record = self._so_far(cut_by)
         if cut_by == "interrupted":
             raise Interrupted(record)
         LOGGER.info(summary(record, choose(record, self._job.limits), self._job.limits))
         return Tuned(record=record, programs={each.strategy: each.program for each in self._trials})
 
-    def _try_all(self, first: Strategy | None) -> str | None:
+    def _try_all(self) -> str | None:
         """Tries candidates while one is worth it; returns what cut that short, if anything did."""
-        strategy = first or self._search.next(self._outcomes(), self._needs())
+        strategy = self._next()
         while strategy is not None:
             if self._instruments.clock() > self._deadline:
                 return "the time for tuning was up"
             self._try(strategy)
+            self._tell()
             self._announce(_USUAL_CANDIDATES * self._slowest())
-            strategy = self._search.next(self._outcomes(), self._needs())
+            strategy = self._next()
         return None
+
+    def _next(self) -> Strategy | None:
+        return next(iter(self._first), None) or self._search.next(self._outcomes(), self._needs())
+
+    def _tell(self) -> None:
+        """Tells the supervising process what is known by now: this one may not live."""
+        if self._job.supervision is not None:
+            self._job.supervision.learnt(self._so_far("interrupted"))
+
+    def _trying(self, phase: Phase, *strategies: Strategy) -> None:
+        if self._job.supervision is not None:
+            self._job.supervision.trying(strategies, phase)
 
     def _known_facts(self, default: Trial) -> Facts:
         workload = self._job.workload
@@ -158,6 +168,8 @@ class _Tuning:
     def _try(self, strategy: Strategy) -> None:
         """Takes one candidate through the gates; it ends among the trials or the others."""
         self._under_way = strategy
+        self._first.pop(strategy, None)
+        self._trying("compile", strategy)
         trial, self._default = self._default if strategy == VMAP else None, None
         limit = self._job.limits.memory_bytes
         try:
@@ -181,13 +193,18 @@ class _Tuning:
         elif self._instruments.clock() > self._deadline:
             self._fail(trial.strategy, "out-of-time", "compiled, but then the time was up", trial)
         else:
-            self._run(trial)
+            self._trying("wait", trial.strategy)
+            with self._job.alone(self._deadline - self._instruments.clock()):
+                self._run(trial)
 
     def _run(self, trial: Trial) -> None:
         job, instruments = self._job, self._instruments
+        self._trying("run", trial.strategy)
         outputs = _measure.first_run(trial, self._args, self._kwargs, job.device, instruments)
         if self._reference is None:
-            self._reference = Reference(outputs)
+            row = job.workload.row
+            axes = () if row is None else row.out_axes
+            self._reference = Reference(outputs, [isinstance(each, Reduction) for each in axes])
         else:
             disagreement = self._reference.disagreement(outputs)
             if disagreement is not None:
@@ -204,6 +221,7 @@ class _Tuning:
         if instruments.clock() > self._deadline:
             trial.is_far_slower, trial.glances = True, [trial.first_run_s or 0.0]
             return
+        self._trying("run", trial.strategy)
         _measure.glance(
             trial,
             min(firsts, default=None),
@@ -258,6 +276,7 @@ class _Tuning:
         return self._care * min(1.0, max(0.03, 0.1 * compiling))
 
     def _rounds(self, trials: list[Trial]) -> None:
+        self._trying("time", *(each.strategy for each in trials))
         _measure.time_rounds(
             trials,
             self._args,
@@ -307,7 +326,14 @@ class _Tuning:
         )
 
     def _outcomes(self) -> list[Outcome]:
-        return [*self._measured(), *self._others, *self._refused]
+        earlier = [each for each in self._first.values() if each is not None]
+        return [*self._measured(), *self._others, *self._refused, *earlier]
+
+    def _so_far(self, cut_by: str | None) -> Record:
+        """Returns the record of what is known by now."""
+        outcomes = self._outcomes()
+        outcomes += self._search.left_out(outcomes, self._needs(), cut_by=cut_by)
+        return self._record(tuple(outcomes), cut_by == "interrupted")
 
     def _measured(self) -> Iterable[Outcome]:
         for trial in self._trials:
@@ -326,9 +352,10 @@ class _Tuning:
             )
 
     def _record(self, outcomes: tuple[Outcome, ...], interrupted: bool) -> Record:
-        job, elapsed = self._job, self._instruments.clock() - self._start
+        job = self._job
+        tuned_in_s = self._spent_s + self._instruments.clock() - self._start
         # What Ctrl-C kept out is measured by the next tuning with the same budget.
-        tuning_s = min(elapsed, job.limits.tuning_s) if interrupted else job.limits.tuning_s
+        tuning_s = min(tuned_in_s, job.limits.tuning_s) if interrupted else job.limits.tuning_s
         return Record(
             key=job.key,
             parts=job.parts,
@@ -340,16 +367,13 @@ class _Tuning:
             outcomes=outcomes,
             searched=replace(job.limits, tuning_s=tuning_s),
             noise=self._noise,
-            tuned_in_s=elapsed,
-            load=self._load(elapsed),
+            tuned_in_s=tuned_in_s,
+            load=self._load() if job.device.platform == "cpu" else None,
             data=job.data,
         )
 
-    def _load(self, elapsed: float) -> float | None:
-        before, now = self._others_start_s, self._instruments.others_s()
-        if self._job.device.platform != "cpu" or before is None or now is None or elapsed <= 0:
-            return None
-        return max(0.0, now - before) / elapsed
+    def _load(self) -> float | None:
+        return contention(self._load_before, self._instruments.load())
 
     def _peak(self, trial: Trial, argument_bytes: int) -> tuple[int | None, PeakSource | None]:
         return _memory.peak_bytes(
@@ -373,8 +397,3 @@ class _Tuning:
                 self._job.workload.batch_size,
                 format_seconds(seconds),
             )
-
-
-def _may_not_end(strategy: Strategy) -> Outcome:
-    reason = "may not end: vectorised, a loop inside a branch runs on rows not meant for it"
-    return Outcome(strategy=strategy, status="ineligible", reason=reason)

@@ -23,20 +23,20 @@ LAYERS = (
     {"_dispatch"},
     {"_planner"},
     {"_estimate", "_fixed", "_recall", "_tuner"},
-    {"_job", "_measure"},
+    {"_job", "_lease", "_measure", "_start"},
     {"_program", "_store"},
     {"_derivative", "_synthetic"},
     {"_instruments"},
     {"_eligibility", "_key", "_load", "_mapping", "_memory", "_search"},
     {"_hoisting"},
     {"_devices", "_workload"},
-    {"_leaves", "_nesting"},
+    {"_leaves", "_nesting", "_reductions"},
     {"_report"},
     {"_settings"},
-    {"_nearest"},
+    {"_nearest", "_shipped"},
     {"_bound", "_choose", "_exchange", "_gate", "_surrogate"},
-    {"_record"},
-    {"_digest", "_errors", "_folder", "_strategies", "_units"},
+    {"_database", "_device_lock", "_record"},
+    {"_digest", "_errors", "_folder", "_mounts", "_strategies", "_units"},
 )
 
 # Effects have their own modules: these have none, and all but `_bound` know nothing of jax.
@@ -52,6 +52,7 @@ PURE = {
     "_record": set(),
     "_report": set(),
     "_search": set(),
+    "_start": set(),
     "_strategies": set(),
     "_surrogate": set(),
     "_units": set(),
@@ -60,7 +61,7 @@ PURE = {
 # Library: the units that may import it.
 PLACES = {
     "click": {"_cli"},
-    "diskcache": {"_store"},
+    "diskcache": {"_database"},
     "jax._src": set(),
     "rich": {"_cli"},
 }

@@ -339,7 +339,8 @@ def test_the_results_of_the_first_and_second_call_are_equal() -> None:
 @pytest.mark.usefixtures("exhaustive")
 def test_among_equal_candidates_the_default_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
-    use(monkeypatch, clock=lambda: 0.0)  # so that no round is cut short, and all runs are alike
+    # So that no round is cut short, and all runs are alike.
+    use(monkeypatch, clock=lambda: 0.0, load=lambda: None)
 
     def compile_(trial: Trial, instruments: Instruments) -> None:
         trial.compile_s = 0.1

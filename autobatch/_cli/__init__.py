@@ -15,7 +15,7 @@ from autobatch._errors import AutobatchWarning
 from autobatch._report import printable
 
 # Each is the object of that name in the module `_NAME` of this package.
-_COMMANDS = ("cache", "demo", "doctor")
+_COMMANDS = ("cache", "demo", "doctor", "tune")
 
 
 class _LazyGroup(click.Group):
@@ -34,7 +34,8 @@ class _LazyGroup(click.Group):
 def main(context: click.Context) -> None:
     """See what autobatch measured, chose and remembers.
 
-    Exit codes: 0, 1 where something is not found or refused, 2 for wrong usage.
+    Exit codes: 0, 1 where something is not found or refused, 2 for wrong usage, 130 after Ctrl-C
+    in `autobatch tune`.
     """
     context.with_resource(warnings.catch_warnings())
     warnings.simplefilter("always", AutobatchWarning)

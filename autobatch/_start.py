@@ -1,0 +1,93 @@
+"""Where a tuning starts: at nothing, at a record that goes on, or at what a crash has left.
+
+A pure function. What is tried from there on is in `_search`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from autobatch._choose import choose, total_s
+from autobatch._record import Limits, Outcome, Record, Status
+from autobatch._search import reopened
+from autobatch._strategies import FAMILIES, MAP, VMAP, Family, Strategy, chunked
+
+CONTENDER = 1.25
+"""A candidate whose total at a glance is this many times the least will not win."""
+_SETTLED: tuple[Status, ...] = (
+    "measured",
+    "over-compile",
+    "out-of-memory",
+    "failed",
+    "wrong-result",
+)
+"""What became of a candidate that the crash of another leaves as it is."""
+_MAY_HANG = (
+    "may not end: vectorised, a loop inside a branch runs on rows not meant for it; "
+    "`autobatch tune` tries it"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Where a tuning starts.
+
+    Attributes:
+        families: those that may be tried.
+        first: what is measured before the search picks, with what is known of it by now.
+        kept: the outcomes that stand.
+    """
+
+    families: tuple[Family, ...]
+    first: Mapping[Strategy, Outcome | None]
+    kept: tuple[Outcome, ...]
+
+
+def start(
+    limits: Limits,
+    *,
+    may_hang: bool,
+    is_supervised: bool = False,
+    resume: Record | None = None,
+    left: Record | None = None,
+) -> Start:
+    """Returns where a tuning under `limits` starts.
+
+    Args:
+        limits: the budget.
+        may_hang: whether the program may not end when it is vectorised.
+        is_supervised: whether another process would then end it.
+        resume: a record whose search these limits let go on. Its plan is measured again, since the
+            others must agree with it.
+        left: what was known when a candidate ended the process that had measured. Times of two
+            processes do not compare well, so what may win is measured again.
+    """
+    barred = may_hang and not is_supervised
+    begun = Start(
+        families=("map", "unrolled") if barred else FAMILIES,
+        first={MAP: None} if may_hang and is_supervised else {},  # it ends, so something is known
+        kept=(_may_hang(VMAP), _may_hang(chunked(2))) if barred else (),
+    )
+    again: set[Strategy | None]
+    if left is not None:
+        kept = tuple(each for each in left.outcomes if each.status in _SETTLED)
+        totals = {each.strategy: total_s(each, limits.expected_calls) for each in kept}
+        most_s = CONTENDER * min(totals.values(), default=math.inf)
+        again = {each for each in totals if totals[each] <= most_s and math.isfinite(totals[each])}
+    elif resume is not None:
+        kept = reopened(resume, limits)
+        kept = resume.outcomes if kept is None else kept
+        again = {choose(resume, limits)}
+    else:
+        return begun
+    return replace(
+        begun,
+        first={each.strategy: each for each in kept if each.strategy in again},
+        kept=tuple(each for each in kept if each.strategy not in again),
+    )
+
+
+def _may_hang(strategy: Strategy) -> Outcome:
+    return Outcome(strategy=strategy, status="ineligible", reason=_MAY_HANG)
