@@ -154,7 +154,7 @@ def glance(
     if once:
         return
     trial.repeats = max(1, min(1000, round(SAMPLE_S / max(single_s, 1e-9))))
-    for _ in range(GLANCES - 1):
+    for _ in range(round(care * GLANCES) - 1):
         if instruments.clock() - start > care * GLANCE_S:
             return
         trial.glances.append(_sample(trial, args, kwargs, instruments))

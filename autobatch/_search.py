@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autobatch._choose import total_s, widened
 from autobatch._gate import Need, predicted_bytes
@@ -69,6 +69,8 @@ measured before: tuning is paid for once, and the record serves every later proc
 LEISURE = 9.0
 """For every thousand expected calls a tuning may take so many times what the first candidate takes
 to compile and run: who calls a function rarely does not want to wait for the best way to do so."""
+USUAL_OCTAVES = 10
+"""The curve's reach is that for batches of so many octaves, or fewer."""
 SHORTEST_S = 1e-9
 """No clock tells a shorter run from none."""
 RUNS = 4
@@ -243,7 +245,7 @@ class Search:
             (self._point(each.strategy), math.log(max(each.run_s or 0.0, SHORTEST_S)))
             for each in measured
         ]
-        mean, deviation = self.prior.curve.expected(known, self._point(strategy))
+        mean, deviation = self._curve().expected(known, self._point(strategy))
         bar_s = best.run_s + (best.compile_s - compile_s) / calls
         return _Weight(
             gain_s=calls * expected_gain(bar_s, mean, deviation),
@@ -254,6 +256,11 @@ class Search:
             least_s=LEAST_SHARE * len(measured) * total_s(best, calls),
             most_s=calls * best.run_s,
         )
+
+    def _curve(self) -> Curve:
+        """Returns the curve; a thousand times the rows has more octaves, but no more turns."""
+        curve, octaves = self.prior.curve, math.log2(self.batch_size)
+        return replace(curve, reach=curve.reach * max(1.0, octaves / USUAL_OCTAVES))
 
     def _point(self, strategy: Strategy) -> Point:
         prior, octave = self.prior, math.log2(self._rows(strategy))

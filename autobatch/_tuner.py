@@ -239,7 +239,8 @@ class _Tuning:
         best_s = min(totals.values(), default=0.0)
         if len(totals) < 2:
             return
-        timed = [each for each in self._trials if totals[each.strategy] <= CONTENDER * best_s]
+        most_s = CONTENDER * (1 + (self._load() or 0.0)) * best_s  # a glance may be disturbed
+        timed = [each for each in self._trials if totals[each.strategy] <= most_s]
         if VMAP in totals and (1 - LEAST_GAIN / 2) * totals[VMAP] <= best_s:
             timed = [each for each in timed if each.strategy == VMAP]  # nothing replaces it
         once = next((each for each in timed if each.strategy == VMAP), timed[0])
