@@ -103,7 +103,8 @@ def autobatch(
         out_axes: where the batch axis stands in each output, as `jax.vmap` takes them. A leaf may
             be `autobatch.SUM` or `autobatch.MEAN`: that output is reduced over the batch, and only
             `vmap` ever holds its rows side by side. Floats of less than 32 bits are added in
-            float32 and cast back, integers in their own type; integers have no mean.
+            float32 and cast back, integers in their own type, where they may wrap; integers have
+            no mean.
         axis_name: name of the batch axis for collectives.
         axis_size: rows of the batch, for a call without a mapped argument.
         spmd_axis_name: as `jax.vmap` takes it.

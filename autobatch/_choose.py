@@ -174,7 +174,7 @@ def choose(record: Record, limits: Limits) -> Strategy | None:
     3 % of the least total is its equal, and equals are told apart by memory, then compile
     time, then a fixed order.
     """
-    viable = [each for each in record.outcomes if _objection(each, limits) is None]
+    viable = [each for each in record.outcomes if objection(each, limits) is None]
     if not viable:
         return None
     calls, keep = limits.expected_calls, 1 - margin(record)
@@ -221,12 +221,13 @@ def decide(record: Record, limits: Limits) -> Decision:
     found = "predicted" if least.peak_bytes is None else found
     message = (
         f"none of {count} candidates for {what} fits memory={format_bytes(limits.memory_bytes)}. "
-        f"The smallest {found} peak is {format_bytes(_need(least))} ({least.strategy})."
+        f"The smallest {found} peak, arguments included, is {_need(least):,} bytes "
+        f"({format_bytes(_need(least))}, {least.strategy})."
     )
     if limits.memory_is_explicit:
         raise NoViableStrategyError(
             f"{message} Raise Budget.memory (or AUTOBATCH_MEMORY), make the function hold "
-            "less, or reduce its results with out_axes=autobatch.SUM."
+            "less, or add its results up with out_axes=autobatch.SUM."
         )
     return Decision(
         strategy=least.strategy,
@@ -276,21 +277,22 @@ def explained(record: Record, limits: Limits, chosen: Strategy) -> tuple[Outcome
     best = math.inf if winner is None else total_s(winner, calls)
 
     def reason(outcome: Outcome) -> str | None:
-        objection = _objection(outcome, limits)
+        why_not = objection(outcome, limits)
         if outcome.strategy == chosen:
-            if objection is not None:
-                return f"chosen although {objection}"
+            if why_not is not None:
+                return f"chosen although {why_not}"
             if limits.memory_bytes is None:
                 return "chosen: least total"
             return f"chosen: least total within {format_bytes(limits.memory_bytes)}"
-        if objection is not None:
-            return objection
+        if why_not is not None:
+            return why_not
         total = total_s(outcome, calls)
         if not best or not math.isfinite(best) or not math.isfinite(total):
             return "its total says nothing"
         factor = total / best
         if factor < 1 + margin(record):
-            return f"{format_factor(factor)}, within the noise of {margin(record):.0%}"
+            what = "load" if (record.load or 0.0) >= margin(record) else "noise"
+            return f"{format_factor(factor)}, within the {what} of {margin(record):.0%}"
         return format_factor(factor)
 
     return tuple(replace(each, reason=reason(each)) for each in record.outcomes)
@@ -351,8 +353,13 @@ def blank(reason: str, strategy: Strategy | None = None) -> tuple[Outcome, ...]:
     return tuple(Outcome(strategy=each, status="unmeasured", reason=reason) for each in strategies)
 
 
-def _objection(outcome: Outcome, limits: Limits) -> str | None:
-    """Returns why the outcome cannot be the plan, or None."""
+def objection(outcome: Outcome, limits: Limits) -> str | None:
+    """Returns why an outcome cannot be the plan under these limits, or None.
+
+    Args:
+        outcome: of one candidate.
+        limits: the budget.
+    """
     if outcome.status != "measured":
         return outcome.reason or outcome.status
     if outcome.compile_s is None or outcome.run_s is None:

@@ -291,7 +291,7 @@ class Reference:
             if found.shape != expected.shape or found.dtype != expected.dtype:
                 return f"output {number} has another shape or dtype than the reference"
             if not _agree(found, expected, slack):
-                return f"output {number} differs from the reference"
+                return f"output {number} differs from the reference{_by_how_much(found, expected)}"
         return None
 
     def _sampled(self, leaf: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -322,6 +322,13 @@ def _agree(leaf: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], slack: fl
         )
         for each in blocks
     )
+
+
+def _by_how_much(leaf: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> str:
+    if not jnp.issubdtype(leaf.dtype, np.inexact):
+        return ""
+    largest, difference = _largest(expected), _largest(_widened(leaf) - _widened(expected))
+    return f" by {difference / largest:.1e} of its largest value" if largest else ""
 
 
 def _largest(block: np.ndarray[Any, Any]) -> float:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from autobatch._digest import digest
-from autobatch._gate import RESERVE
+from autobatch._gate import RESERVE, TRUSTED_STEP
 from autobatch._record import Outcome, Record
 from autobatch._strategies import UNROLLED, rows_at_once
 
@@ -57,7 +57,8 @@ def resized(
     """Returns what a record foretells for another batch size, to choose a strategy from.
 
     Run times grow with the rows. Memory is that of the new arguments, of results that grow with the
-    rows, and of temporaries that grow with the rows worked on at once, with some reserve.
+    rows, and of temporaries that grow with the rows worked on at once, with some reserve; where
+    those are many times as many, the bound counts, since a small batch says nothing of a large one.
 
     Args:
         record: what was measured at another batch size.
@@ -75,11 +76,13 @@ def resized(
         working_bytes=int(factor * record.facts.working_bytes),
     )
 
-    def grown(outcome: Outcome, known: int | None) -> int | None:
-        if known is None:
-            return None
+    def grown(outcome: Outcome, known: int | None) -> int:
         old_rows = max(1, rows_at_once(outcome.strategy, record.batch_size))
         rows = rows_at_once(outcome.strategy, batch_size)
+        working = facts.working_bytes * rows // batch_size
+        bound = argument_bytes + facts.output_bytes + working
+        if known is None or rows > TRUSTED_STEP * old_rows:
+            return bound
         held = record.facts.argument_bytes + record.facts.output_bytes
         temporary = max(0, known - held) * rows / old_rows
         return argument_bytes + int(RESERVE * (facts.output_bytes + temporary))

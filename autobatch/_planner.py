@@ -350,7 +350,7 @@ class Planner:
         strategy = choose(foretold, limits)
         if strategy is None:
             return None
-        reason = f"not measured: as with {record.batch_size} rows"
+        reason = f"as with {record.batch_size} rows; not measured, which `.tune(...)` does"
         planned = Planned(plan=unmeasured("nearest", reason, key, strategy))
         if may_tune:
             self._plans[key] = planned

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autobatch._choose import total_s, widened
+from autobatch._choose import objection, total_s, widened
 from autobatch._gate import Need, predicted_bytes
 from autobatch._record import Facts, Limits, Outcome, Record, Status
 from autobatch._strategies import (
@@ -119,6 +119,9 @@ class Search:
         measured = [each for each in outcomes if each.run_s is not None]
         if not measured:
             return max(left, key=lambda each: (each != UNROLLED, self._rows(each)), default=None)
+        if not any(map(self._is_viable, measured)):
+            # Nothing measured may be used, so what might be is worth a try: fewest rows first.
+            return min(left, key=lambda each: (each == UNROLLED, self._rows(each)), default=None)
         left = [each for each in left if self._is_affordable(each, measured)]
         worth = {each: self._weigh(each, measured).worth_s for each in left}
         best = max(worth, key=worth.__getitem__, default=None)
@@ -175,8 +178,11 @@ class Search:
         if cut_by is not None and weighed[best].worth_s > 0:
             return Outcome(strategy=best, status="out-of-time", reason=cut_by)
         reason = weighed[best].reason()
-        if weighed[best].worth_s > 0:
-            reason += f": too long a wait for {self.limits.expected_calls:,} calls"
+        if family == "unrolled" and self.batch_size > UNROLLED_ROWS_MOST:
+            predicted = format_seconds(weighed[best].compile_s)
+            reason = f"not tried beyond {UNROLLED_ROWS_MOST} rows (compile predicted {predicted})"
+        elif weighed[best].worth_s > 0:
+            reason += ": too long a wait for so few calls"
         return Outcome(strategy=best, status="not-worth", reason=reason)
 
     def _candidates(self) -> list[Strategy]:
@@ -211,6 +217,10 @@ class Search:
             return Outcome(strategy=strategy, status="over-compile", reason=reason)
         return None
 
+    def _is_viable(self, outcome: Outcome) -> bool:
+        """Returns whether a measured candidate could be the plan."""
+        return objection(outcome, self.limits) is None
+
     def _compile_s(self, strategy: Strategy, outcomes: Sequence[Outcome]) -> float | None:
         """Returns the predicted seconds of a compile, or None before the first one."""
         seconds = {each.strategy: each.compile_s for each in outcomes if each.compile_s is not None}
@@ -236,7 +246,8 @@ class Search:
     def _weigh(self, strategy: Strategy, measured: Sequence[Outcome]) -> _Weight:
         """Returns what a candidate is expected to gain and to cost."""
         calls = self.limits.expected_calls
-        best = min(measured, key=lambda each: total_s(each, calls))
+        viable = [each for each in measured if self._is_viable(each)] or measured
+        best = min(viable, key=lambda each: total_s(each, calls))
         compile_s = self._compile_s(strategy, measured)
         assert compile_s is not None
         assert best.compile_s is not None
@@ -295,7 +306,7 @@ class _Weight:
 
     def reason(self) -> str:
         """Returns why the candidate was not worth a compile."""
-        seconds = f"compile predicted {format_seconds(self.compile_s)}"
+        seconds = f"not tried: compile predicted {format_seconds(self.compile_s)}"
         if self.most_s < self.compile_s:
             return f"{seconds} for at most {format_seconds(self.most_s)}"
         gain = f"{seconds} for an expected gain of {format_seconds(max(0.0, self.gain_s))}"

@@ -61,5 +61,6 @@ def _stand_in(argument: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.A
         values = rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
         return jnp.asarray(values.astype(dtype))
     if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.asarray(rng.standard_normal(shape).astype(dtype))
+        wide = np.float64 if dtype == np.float64 else np.float32
+        return jnp.asarray(np.asarray(rng.standard_normal(shape, wide)).astype(dtype))
     return jnp.zeros(shape, dtype)

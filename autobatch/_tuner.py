@@ -303,7 +303,7 @@ class _Tuning:
             Need(
                 rows_at_once=rows_at_once(each.strategy, rows),
                 bound_bytes=each.bound_bytes,
-                needed_bytes=self._peak(each, argument_bytes=0)[0] or 0,
+                needed_bytes=max(each.planned_bytes or 0, each.growth_bytes or 0),
             )
             for each in self._trials
             if self._is_known(each)

@@ -353,7 +353,7 @@ def test_nothing_fits_an_explicit_limit() -> None:
         NoViableStrategyError, match=r"`outer_sum` \(64 rows\) fits memory=977 KiB"
     ) as e:
         autobatch(outer_sum, budget=Budget(memory=1_000_000))(rows(64, 1024))
-    assert "(map)" in str(e.value)
+    assert ", map)" in str(e.value)
 
 
 def test_nothing_fits_the_default_limit_and_the_smallest_is_used(monkeypatch: Any) -> None:
@@ -653,7 +653,6 @@ def test_a_plan_of_the_nearest_size_must_fit_in_memory(tunings: list[int]) -> No
     for size in (2, 3, 4, 8):
         batched(rows(size, 64))
     assert len(tunings) == 4
-    assert {str(batched.plan(rows(each, 64)).strategy) for each in (2, 3, 4, 8)} == {"vmap"}
     plan = batched.plan(rows(4000, 64))  # of which vmap needs 64 MB
     assert plan.source == "nearest"
     assert str(plan.strategy) in ("map", "chunked:2")

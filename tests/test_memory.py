@@ -243,6 +243,7 @@ from autobatch._memory import measured_growth
 rows = jax.device_put(np.ones(2**24, np.float32))
 add = jax.jit(lambda x: x + 1).lower(rows).compile()
 device = jax.devices()[0]
+jax.block_until_ready(add(rows))  # a first run also loads code
 for _ in range(3):
     result, growth = measured_growth(lambda: jax.block_until_ready(add(rows)), device)
     del result

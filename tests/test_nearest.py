@@ -74,7 +74,7 @@ def test_what_is_foretold_grows_with_the_rows() -> None:
         make_outcome("unrolled", run_s=0.1),
         make_outcome("chunked:20", status="over-memory"),
     )
-    facts = make_facts(argument_bytes=MIB, output_bytes=MIB)
+    facts = make_facts(argument_bytes=MIB, output_bytes=MIB, working_bytes=100 * MIB)
     known = record(100, outcomes=outcomes, facts=facts)
     found = resized(known, key="k", parts=parts(400), batch_size=400, argument_bytes=4 * MIB)
     assert (found.key, found.batch_size) == ("k", 400)
@@ -85,6 +85,18 @@ def test_what_is_foretold_grows_with_the_rows() -> None:
     assert by_name["chunked:10"].predicted_bytes == (4 + 1.25 * (4 + 2)) * MIB
     assert by_name["map"].predicted_bytes == (4 + 1.25 * (4 + 1)) * MIB
     assert by_name["chunked:20"].status == "over-memory"
+
+
+def test_a_small_batch_says_nothing_of_the_memory_of_a_large_one() -> None:
+    outcomes = (
+        make_outcome("vmap", peak_bytes=2 * MIB),  # as XLA plans what a library allocates: nothing
+        make_outcome("map", peak_bytes=2 * MIB),
+    )
+    facts = make_facts(argument_bytes=MIB, output_bytes=MIB, working_bytes=100 * MIB)
+    known = record(100, outcomes=outcomes, facts=facts)
+    found = resized(known, key="k", parts=parts(1000), batch_size=1000, argument_bytes=10 * MIB)
+    needs = {str(each.strategy): each.predicted_bytes for each in found.outcomes}
+    assert needs == {"vmap": (10 + 10 + 1000) * MIB, "map": (10 + 1.25 * 10) * MIB}
 
 
 @given(arbitrary.records(), st.integers(2, 10**7), st.integers(0, 10**12))

@@ -195,7 +195,7 @@ def test_reasons_say_what_a_compile_would_cost_and_gain() -> None:
     outcomes = [make_outcome("vmap", compile_s=0.2, run_s=1e-5)]
     by_family = {each.strategy.family: each for each in make_search().left_out(outcomes)}
     assert by_family["map"].status == "not-worth"
-    assert by_family["map"].reason == "compile predicted 245 ms for at most 10.0 ms"
+    assert by_family["map"].reason == "not tried: compile predicted 245 ms for at most 10.0 ms"
     assert by_family["chunked"].status == "not-worth"
 
 
@@ -224,7 +224,7 @@ def test_the_largest_chunk_whose_bound_fits_is_first_where_vmap_does_not() -> No
 
 def test_what_was_measured_lets_larger_chunks_in_by_steps() -> None:
     search = make_bound_search(100_000)
-    outcomes = [make_outcome("chunked:64", run_s=1.0, compile_s=0.1)]
+    outcomes = [make_outcome("chunked:64", run_s=1.0, compile_s=0.1, peak_bytes=7_000)]
     assert all(
         each in (chunked(32), chunked(16), chunked(8), chunked(4), chunked(2), MAP)
         for each in [search.next(outcomes)]
@@ -308,3 +308,13 @@ def test_order_of_outcomes_does_not_matter() -> None:
     ]
     assert search.next(outcomes) == search.next(outcomes[::-1])
     assert isinstance(search.next(outcomes), Strategy)
+
+
+def test_where_nothing_measured_may_be_used_the_search_goes_on() -> None:
+    # Its bound fitted, and what it was measured to need does not.
+    limits = make_limits(memory_bytes=2**30, expected_calls=1)
+    search = make_search(limits=limits)
+    outcomes = [make_outcome("vmap", peak_bytes=2**31)]
+    assert search.next(outcomes) == MAP
+    fitting = [*outcomes, make_outcome("map", peak_bytes=2**20)]
+    assert search.next(fitting) is None

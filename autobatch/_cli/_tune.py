@@ -60,7 +60,7 @@ _DOING = {"compile": "compiling", "wait": "waiting to run", "run": "running", "t
 @click.option("--memory", metavar="AMOUNT", help="Budget: 2GiB, 80%, or bytes.")
 @click.option("--compile-s", type=float, metavar="S", help="Budget: seconds of one compile.")
 @click.option("--tuning-s", type=float, metavar="S", help="Budget: seconds of one tuning.")
-@click.option("--expected-calls", type=int, metavar="N", help="Budget: calls to be expected.")
+@click.option("--expected-calls", type=float, metavar="N", help="Budget: calls to be expected.")
 @click.option(
     "--run-s",
     type=click.FloatRange(min=0, min_open=True),
