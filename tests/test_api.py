@@ -677,3 +677,16 @@ def test_a_record_that_comes_after_an_estimate_serves_too() -> None:
     assert str(cached.plan(x).strategy) == "map"
     assert "while" in cached.lower(x).as_text()
     np.testing.assert_allclose(cached(x), jax.vmap(row_sum)(x), rtol=1e-5)
+
+
+def test_twenty_fresh_functions_of_one_program_are_tuned_once(tunings: list[int]) -> None:
+    alive: list[weakref.ref[Any]] = []
+    for _ in range(20):
+        fun = lambda x: jnp.cos(x).sum()  # noqa: E731
+        batched = autobatch(fun)
+        jax.block_until_ready(batched(rows()))
+        alive.append(weakref.ref(fun))
+        del fun, batched
+    assert tunings == [len(rows())]
+    gc.collect()
+    assert [each() for each in alive] == [None] * 20
