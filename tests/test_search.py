@@ -60,11 +60,11 @@ def test_there_are_tables_of_many_kinds() -> None:
 def test_searches_come_near_the_oracle(calls: int, noise: float) -> None:
     results = [each for seed in range(3) for each in replayed(calls, noise=noise, seed=seed)]
     assert geometric_mean(each.excess for each in results) <= 1.04
-    assert max(each.excess for each in results) <= 1.45
+    assert max(each.excess for each in results) <= (1.25 if calls == 100_000 else 1.45)
     gains, possible = (
         sum(g) for g in zip(*((r.gain, r.possible_gain) for r in results), strict=True)
     )
-    assert gains >= 0.93 * possible
+    assert gains >= 0.95 * possible
 
 
 @replays
