@@ -15,17 +15,29 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax.extend.core.primitives import convert_element_type_p
 
+from autobatch._convolution import canonical
 from autobatch._devices import is_inside_shard_map
-from autobatch._hoisting import split
-from autobatch._reductions import Axis, Reduction, accumulator_dtype, added, finished, stacked
+from autobatch._hoisting import Split, split
+from autobatch._reductions import (
+    Axis,
+    Reduction,
+    accumulator_dtype,
+    added,
+    finished,
+    has_reduction,
+    stacked,
+)
+from autobatch._rewriting import without_calls
+from autobatch._rows import repeated, room, row_at, rows_at, varying, weak_as, written
 from autobatch._strategies import VMAP, Strategy, balanced_chunk
+from autobatch._summation import Summation, summation
 from autobatch._workload import RowProgram
 
 
@@ -51,6 +63,8 @@ def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list
                 return _looped(row, operands, balanced_chunk(size, strategy.chunk_size))
             case _:
                 pass
+    if has_reduction(row.out_axes) and row.is_mapped and isinstance(size, int) and size:
+        return _summed(row, operands)
     outputs = jax.vmap(
         lambda *each: jax.core.eval_jaxpr(row.jaxpr, (), *each),
         in_axes=row.in_axes,
@@ -60,9 +74,7 @@ def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list
         spmd_axis_name=row.spmd_axis_name,
     )(*operands)
     return [
-        _weak_as(finished(added(each), axis, size, each.dtype), var.aval)
-        if isinstance(axis, Reduction)
-        else each
+        _reduced(added(each), axis, size, var.aval) if isinstance(axis, Reduction) else each
         for each, axis, var in zip(outputs, row.out_axes, row.jaxpr.outvars, strict=True)
     ]
 
@@ -83,7 +95,7 @@ def check(row: RowProgram, operands: Sequence[Any]) -> None:
 def _unrolled(row: RowProgram, operands: Sequence[Any]) -> list[Any]:
     cut = split(row, operands)
     rows = [
-        cut.rest(*(_row(leaf, axis, index) for leaf, axis in cut.inputs))
+        cut.rest(*(row_at(leaf, axis, index) for leaf, axis in cut.inputs))
         for index in range(row.batch_size)
     ]
     outputs = [
@@ -92,7 +104,7 @@ def _unrolled(row: RowProgram, operands: Sequence[Any]) -> list[Any]:
             zip(*rows, strict=True), cut.out_axes, cut.out_avals, strict=True
         )
     ]
-    return cut.merged(outputs, functools.partial(_repeated, row.batch_size))
+    return cut.merged(outputs, functools.partial(repeated, row.batch_size))
 
 
 def _together(column: Sequence[Any], axis: Axis, aval: Any) -> Any:
@@ -105,127 +117,108 @@ def _together(column: Sequence[Any], axis: Axis, aval: Any) -> Any:
         case Reduction():
             dtype = accumulator_dtype(aval.dtype)
             total = functools.reduce(operator.add, (jnp.asarray(each, dtype) for each in column))
-            return _weak_as(finished(total, axis, len(column), aval.dtype), aval)
+            return _reduced(total, axis, len(column), aval)
+
+
+def _summed(row: RowProgram, operands: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of all rows at once, of which some are reduced."""
+    cut, size = split(_opened(row), operands), row.batch_size
+    total = _summation(row, cut, cut.jaxpr)
+    results = jax.vmap(
+        functools.partial(jax.core.eval_jaxpr, total.head, ()),
+        in_axes=[axis for _, axis in cut.inputs],
+        out_axes=_out_axes(cut, total),
+        axis_name=row.axis_name,
+        axis_size=size,
+        spmd_axis_name=row.spmd_axis_name,
+    )(*(leaf for leaf, _ in cut.inputs))
+    others, values = total.parts(results)
+    return _finished(row, cut, total, others, total.added(total.zeros(), values))
 
 
 def _looped(row: RowProgram, operands: Sequence[Any], chunk: int | None) -> list[Any]:
     """Returns the outputs of a loop over rows, or over chunks of `chunk` rows."""
-    cut, batch_size = split(row, operands), row.batch_size
+    cut, batch_size = split(_opened(row), operands), row.batch_size
+    total = _summation(row, cut, canonical(cut.jaxpr))
+    evaluate = functools.partial(jax.core.eval_jaxpr, total.head, ())
+    out_axes = _out_axes(cut, total)
     size = chunk or 1
     steps = -(-batch_size // size)
 
-    def step(index: Any, buffers: list[Any]) -> list[Any]:
+    def step(index: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+        buffers, sums = state
         start = index * size
         if batch_size % size:
             start = jnp.minimum(start, batch_size - size)
         if chunk is None:
-            results = cut.rest(*(_row(leaf, axis, start) for leaf, axis in cut.inputs))
+            results = evaluate(*(row_at(leaf, axis, start) for leaf, axis in cut.inputs))
         else:
             results = jax.vmap(
-                cut.rest,
+                evaluate,
                 in_axes=[axis for _, axis in cut.inputs],
-                out_axes=stacked(cut.out_axes),
+                out_axes=out_axes,
                 axis_size=size,
-            )(*(_rows(leaf, axis, start, size) for leaf, axis in cut.inputs))
+            )(*(rows_at(leaf, axis, start, size) for leaf, axis in cut.inputs))
+        others, values = total.parts(results)
         # The last chunk overlaps the one before it: so many of its rows have been counted.
         counted = index * size - start if batch_size % size else None
+        sums = total.added(sums, values, counted, is_row=chunk is None)
         return [
-            _summed(buffer, jnp.asarray(result), counted, chunk is None)
-            if isinstance(axis, Reduction)
-            else _written(buffer, jnp.asarray(result), axis, start, chunk is None)
-            for buffer, result, axis in zip(buffers, results, cut.out_axes, strict=True)
-        ]
+            written(buffer, jnp.asarray(result), axis, start, chunk is None)
+            for buffer, result, axis in zip(buffers, others, out_axes, strict=False)
+        ], sums
 
     buffers = [
-        _buffer(aval, axis, batch_size)
+        room(aval, axis, batch_size)
         for aval, axis in zip(cut.out_avals, cut.out_axes, strict=True)
+        if not isinstance(axis, Reduction)
     ]
+    state = buffers, total.zeros()
     if is_inside_shard_map():
         # A loop's state must vary over the mesh from the beginning if it does later.
-        after = jax.make_jaxpr(step)(0, buffers).out_avals
-        buffers = [_varying(each, aval) for each, aval in zip(buffers, after, strict=True)]
-    buffers = jax.lax.fori_loop(0, steps, step, buffers)
+        leaves, tree = jax.tree.flatten(state)
+        after = jax.make_jaxpr(step)(0, state).out_avals
+        state = jax.tree.unflatten(tree, map(varying, leaves, after))
+    others, sums = jax.lax.fori_loop(0, steps, step, state)
+    return _finished(row, cut, total, others, sums)
+
+
+def _opened(row: RowProgram) -> RowProgram:
+    """Returns the program without calls, where it has sums: they may hide products."""
+    if not has_reduction(row.out_axes):
+        return row
+    return replace(row, jaxpr=without_calls(row.jaxpr, [axis is not None for axis in row.in_axes]))
+
+
+def _summation(row: RowProgram, cut: Split, jaxpr: Any) -> Summation:
+    return summation(
+        jaxpr,
+        [axis is not None for _, axis in cut.inputs],
+        [isinstance(axis, Reduction) for axis in cut.out_axes],
+        row.batch_size,
+    )
+
+
+def _out_axes(cut: Split, total: Summation) -> list[int | None]:
+    """Returns where the rows of the results of `total.head` go: those of terms along axis 0."""
+    axes = [axis for axis in cut.out_axes if not isinstance(axis, Reduction)]
+    return axes + [0] * sum(each.count for each in total.terms)
+
+
+def _finished(
+    row: RowProgram, cut: Split, total: Summation, others: Sequence[Any], sums: Sequence[Any]
+) -> list[Any]:
+    """Returns all outputs, given those that are not reduced, and what the others are made of."""
+    unsummed, summed = iter(others), iter(total.finished(sums, [leaf for leaf, _ in cut.inputs]))
     outputs = [
-        _weak_as(
-            finished(buffer, axis, batch_size, aval.dtype)
-            if isinstance(axis, Reduction)
-            else buffer,
-            aval,
-        )
-        for buffer, axis, aval in zip(buffers, cut.out_axes, cut.out_avals, strict=True)
+        _reduced(next(summed), axis, row.batch_size, aval)
+        if isinstance(axis, Reduction)
+        else weak_as(next(unsummed), aval)
+        for axis, aval in zip(cut.out_axes, cut.out_avals, strict=True)
     ]
-    return cut.merged(outputs, functools.partial(_repeated, batch_size))
+    return cut.merged(outputs, functools.partial(repeated, row.batch_size))
 
 
-def _row(leaf: Any, axis: int | None, index: Any) -> Any:
-    if axis is None:
-        return leaf
-    if isinstance(index, int):
-        return jax.lax.index_in_dim(leaf, index, axis, keepdims=False)
-    return jax.lax.dynamic_index_in_dim(
-        leaf, index, axis, keepdims=False, allow_negative_indices=False
-    )
-
-
-def _rows(leaf: Any, axis: int | None, start: Any, size: int) -> Any:
-    if axis is None:
-        return leaf
-    return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis, allow_negative_indices=False)
-
-
-def _buffer(aval: Any, axis: Axis, batch_size: int) -> Any:
-    """Returns room for the results of all rows. Every element of it is written by the loop."""
-    if isinstance(axis, Reduction):
-        return jnp.zeros(aval.shape, accumulator_dtype(aval.dtype))
-    shape = list(aval.shape)
-    if axis is not None:
-        shape.insert(axis, batch_size)
-    return jax.lax.empty(tuple(shape), aval.dtype)
-
-
-def _summed(total: Any, result: Any, counted: Any, is_row: bool) -> Any:
-    """Returns a sum with the results of one more step added, of rows that were not counted yet."""
-    if is_row:
-        return total + jax.lax.convert_element_type(result, total.dtype)
-    if counted is not None:
-        is_new = jax.lax.broadcasted_iota(jnp.int32, result.shape, 0) >= counted
-        result = jnp.where(is_new, result, jnp.zeros((), result.dtype))
-    return total + added(result)
-
-
-def _written(buffer: Any, result: Any, axis: int | None, start: Any, is_row: bool) -> Any:
-    if axis is None:
-        return result
-    if is_row:
-        result = jax.lax.expand_dims(result, (axis,))
-    return jax.lax.dynamic_update_slice_in_dim(
-        buffer, result, start, axis, allow_negative_indices=False
-    )
-
-
-def _varying(value: Any, like: Any) -> Any:
-    """Returns `value`, which varies nowhere, varying over the mesh axes that an aval does."""
-    manual = getattr(like, "manual_axis_type", None)
-    axes = () if manual is None else tuple(manual.varying)
-    return jax.lax.pcast(value, axes, to="varying") if axes else value
-
-
-def _repeated(batch_size: int, value: Any, aval: Any, axis: Axis) -> Any:
-    """Returns a result that is the same for every row, once per row along `axis`, or reduced."""
-    if axis is None:
-        return value
-    value = jnp.asarray(value)
-    if isinstance(axis, Reduction):
-        dtype = accumulator_dtype(aval.dtype)
-        total = jnp.asarray(value, dtype) * jnp.asarray(batch_size, dtype)
-        return _weak_as(finished(total, axis, batch_size, aval.dtype), aval)
-    dimensions = [each for each in range(value.ndim + 1) if each != axis]
-    shape = [*value.shape[:axis], batch_size, *value.shape[axis:]]
-    return _weak_as(jax.lax.broadcast_in_dim(value, shape, dimensions), aval)
-
-
-def _weak_as(value: Any, aval: Any) -> Any:
-    """Returns `value` with the weak type of `aval`, which loops and buffers do not keep."""
-    if not getattr(aval, "weak_type", False):
-        return value
-    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
+def _reduced(total: Any, reduction: Reduction, batch_size: Any, aval: Any) -> Any:
+    """Returns the reduction of all rows from their sum."""
+    return weak_as(finished(total, reduction, batch_size, aval.dtype), aval)
