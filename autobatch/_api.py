@@ -15,12 +15,11 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 import jax.stages
 
-from autobatch import _report
 from autobatch._choose import Budget, Plan
-from autobatch._devices import device_of, under_trace
+from autobatch._devices import device_of
 from autobatch._dispatch import Dispatcher
 from autobatch._errors import is_out_of_memory
-from autobatch._key import device_in_words
+from autobatch._gradient import ForGradient, check_concrete
 from autobatch._planner import Planner
 from autobatch._program import Donation, Unplanned
 from autobatch._settings import Mode, checked_mode
@@ -111,7 +110,9 @@ def autobatch(
         budget: limits on memory, compile and tuning time, and the calls that a compile is spread
             over; default `Budget()`.
         strategy: forces `"vmap"`, `"map"`, `"chunked:K"` (K rows at a time, `lax.map`'s
-            `batch_size`) or `"unrolled"`: no tuning, no memory gate.
+            `batch_size`) or `"unrolled"`: no tuning, no memory gate. With `"+remat"`, as in
+            `"chunked:64+remat"`, derivatives compute each step again (`jax.checkpoint`) and need
+            the memory of one step; without, they keep the values of all steps, as `lax.map` does.
         tune: `"first-call"` (default), `"cached"` (the record, else `vmap`; never measures),
             `"require"` (no record is an error), `"force"` (measures again, once per signature) or
             `"off"` (plain `jax.jit(jax.vmap(fun))`). None reads `AUTOBATCH_TUNE`.
@@ -227,15 +228,16 @@ class BatchedFunction(Generic[P, R]):
             RecordMissError: `tune="require"`, and there is no record.
         """
         workload, planned, _ = self._dispatcher.planned(args, kwargs)
-        if planned.record is not None and planned.limits is not None:
-            return _report.explain(planned.record, planned.plan, planned.limits)
-        return _report.explain_unmeasured(
-            planned.plan,
-            name=self._planner.name,
-            batch_size=workload.batch_size,
-            device=device_in_words(device_of(jax.tree.leaves((args, kwargs)))),
-            versions=f"jax {jax.__version__}",
+        return planned.table(
+            self._planner.title(workload),
+            workload.batch_size,
+            device_of(jax.tree.leaves((args, kwargs))),
         )
+
+    @property
+    def for_gradient(self) -> ForGradient[P]:
+        """The plans for calls that are differentiated; `for_gradient(argnums=...)` says by what."""
+        return ForGradient(self._dispatcher, self._planner)
 
     def tune(self, /, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Measures again on these arrays, replaces the record, and returns the new plan.
@@ -245,12 +247,7 @@ class BatchedFunction(Generic[P, R]):
             IneligibleStrategyError: `strategy=` would not keep vmap's meaning.
             NoViableStrategyError: nothing fits the memory that the budget allows.
         """
-        leaves = jax.tree.leaves((args, kwargs))
-        if under_trace(leaves) or any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-            raise TypeError(
-                f"`{self._planner.name}.tune(...)` measures on concrete arrays, and was called "
-                "inside a JAX transformation or with shapes; call it before, on real arrays"
-            )
+        check_concrete(args, kwargs, f"`{self._planner.name}.tune(...)`")
         return self._dispatcher.planned(args, kwargs, anew=True)[1].plan
 
     def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:
@@ -293,6 +290,8 @@ class BoundFunction:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "for_gradient":
+            return self.__func__.for_gradient.of_object(self.__self__)
         if name not in ("plan", "explain", "tune", "lower"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return functools.partial(getattr(self.__func__, name), self.__self__)

@@ -16,7 +16,8 @@ from typing import Any
 # whole programs once they are lowered (bit generators, series, searches). The numbers are what
 # XLA's plans on CPU were seen to need, rounded up.
 _WORKSPACE: dict[str, int] = {
-    **dict.fromkeys(("dot_general", "ragged_dot_general", "conv_general_dilated", "fft"), 1),
+    **dict.fromkeys(("dot_general", "ragged_dot_general", "fft"), 1),
+    **dict.fromkeys(("conv_general_dilated", "loop_convolution"), 1),
     **dict.fromkeys(("sort", "top_k", "approx_top_k", "reduce_window"), 1),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), 1),
     **dict.fromkeys(("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"), 1),

@@ -301,7 +301,7 @@ def explained(record: Record, limits: Limits, chosen: Strategy) -> tuple[Outcome
 def widened(record: Record, limits: Limits) -> frozenset[Status]:
     """Returns what barred candidates of a record, and would not under these limits.
 
-    Only an explicit limit counts for memory: the default follows what happens to be free. More
+    Of two default limits of memory neither is the wider: they follow what happens to be free. More
     expected calls may make a candidate worth it of which the record says nothing.
 
     Args:
@@ -309,8 +309,9 @@ def widened(record: Record, limits: Limits) -> frozenset[Status]:
         limits: the budget now.
     """
     then, memory = record.searched, limits.memory_bytes or 0
+    is_explicit = limits.memory_is_explicit or then.memory_is_explicit
     is_wider: dict[Status, bool] = {
-        "over-memory": limits.memory_is_explicit and memory > (then.memory_bytes or math.inf),
+        "over-memory": is_explicit and memory > (then.memory_bytes or math.inf),
         "over-compile": limits.compile_s > then.compile_s,
         "out-of-time": limits.tuning_s > then.tuning_s,
         "not-worth": limits.expected_calls > then.expected_calls,

@@ -1,28 +1,32 @@
 """The mapped program with derivatives of its own: `jax.vmap`'s, whatever strategy was chosen.
 
-Differentiating a loop over chunks would keep every step's intermediate values, and more. So the
-mapped program is a `jax.custom_jvp`, whose rule differentiates another mapping of the same jaxpr.
-It is reached through any number of `jax.jit`s, in every mode and order.
+How a batch is best mapped is another question where it is differentiated. So the mapped program is
+a `jax.custom_jvp`, whose rule differentiates the same jaxpr mapped in a way of its own. The rule is
+reached through any number of `jax.jit`s, in every mode and order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
+import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Literal
 
-from autobatch._eligibility import may_not_end
 from autobatch._mapping import mapped
-from autobatch._strategies import MAP, VMAP, Strategy
-from autobatch._workload import RowProgram
+from autobatch._pullback import differentiated, replaced
+from autobatch._reversible import reversible
+from autobatch._strategies import Strategy
+from autobatch._workload import RowProgram, Workload, shape_of, without_unused
+
+Resolve = Callable[[Workload, list[Any]], Strategy]
+"""Returns the strategy for a workload and its traced arrays."""
 
 
 def mapped_with_derivatives(
-    strategy: Strategy, row: RowProgram, operands: Sequence[Any]
+    strategy: Strategy, row: RowProgram, operands: Sequence[Any], derive: Resolve
 ) -> list[Any]:
     """Returns the outputs of `mapped`, differentiable as `jax.vmap` is.
 
@@ -30,15 +34,13 @@ def mapped_with_derivatives(
         strategy: how to map where nothing is differentiated.
         row: the function of one example, and the axes.
         operands: the closed-over arrays, then those of the call, batch axes included.
+        derive: returns the strategy where something is. The program's jaxpr keeps it, so it must
+            not lead to the user's function, whose life ends the program's.
 
     Raises:
         ValueError, TypeError: as `mapped`.
     """
-    if strategy == VMAP:
-        return mapped(strategy, row, operands)
-    row, operands = _without_unused(row, operands)
-    # Its derivative, vectorised, might run for ever as well.
-    derivative = MAP if may_not_end(row) else VMAP
+    row, kept = without_unused(row)
 
     @jax.custom_jvp
     def run(*values: Any) -> list[Any]:
@@ -46,37 +48,38 @@ def mapped_with_derivatives(
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
         moving = [at for at, tangent in enumerate(tangents) if _is_moving(tangent)]
+        workload = differentiated(row, [shape_of(each) for each in primals], moving)
+        chosen = derive(workload, list(primals))
 
         def of_moving(*values: Any) -> list[Any]:
-            changed = dict(zip(moving, values, strict=True))
-            return mapped(
-                derivative, row, [changed.get(at, each) for at, each in enumerate(primals)]
-            )
+            return reversible(chosen, row, replaced(primals, moving, values), moving)
 
         return jax.jvp(of_moving, [primals[at] for at in moving], [tangents[at] for at in moving])
 
     run.defjvp(rule, symbolic_zeros=True)
-    return run(*operands)
+    return run(*(operands[at] for at in kept))
 
 
-def _without_unused(row: RowProgram, operands: Sequence[Any]) -> tuple[RowProgram, list[Any]]:
-    """Returns the program and its operands without those that it does not use.
+def is_differentiated(leaves: Sequence[Any]) -> bool:
+    """Returns whether a call of these leaves is being differentiated here and now.
 
-    jit drops unused arguments, but does not look for them behind a custom rule.
+    If so, a custom rule is reached at once; if the call is only traced, to be differentiated later,
+    it is not.
     """
-    jaxpr = row.jaxpr
-    used = {
-        each
-        for each in (*(var for eqn in jaxpr.eqns for var in eqn.invars), *jaxpr.outvars)
-        if not isinstance(each, Literal)
-    }
-    kept = [at for at, var in enumerate(jaxpr.invars) if var in used]
-    smaller = replace(
-        row,
-        jaxpr=jaxpr.replace(invars=[jaxpr.invars[at] for at in kept]),
-        in_axes=tuple(row.in_axes[at] for at in kept),
-    )
-    return smaller, [operands[at] for at in kept]
+    found: list[bool] = []
+
+    @jax.custom_jvp
+    def probe(*values: Any) -> float:
+        return 0.0
+
+    def rule(primals: Any, tangents: Any) -> tuple[float, float]:
+        found.append(any(map(_is_moving, tangents)))
+        return 0.0, 0.0
+
+    probe.defjvp(rule, symbolic_zeros=True)
+    tracers = [each for each in leaves if isinstance(each, jax.core.Tracer)]
+    probe(*(each for each in tracers if jnp.issubdtype(each.dtype, jnp.inexact)))
+    return any(found)
 
 
 def _is_moving(tangent: Any) -> bool:

@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.core
 
 from autobatch._choose import Plan, blank
-from autobatch._devices import device_of, several_kinds, several_local_devices, under_trace
+from autobatch._derivative import Resolve, is_differentiated
+from autobatch._devices import device_of, under_trace
 from autobatch._leaves import Form, Statics, form_of, split
-from autobatch._planner import Planned, Planner
-from autobatch._program import Donation, Program, Resolve, Unplanned, jit_object
+from autobatch._planned import Planned
+from autobatch._planner import Planner
+from autobatch._program import Donation, Program, Pullback, Unplanned, jit_object
+from autobatch._pullback import derivative_of, moving_operands
+from autobatch._routes import Routes, Serve
 from autobatch._strategies import VMAP, Strategy
 from autobatch._workload import MapSpec, Workload, describe
 
-Serve = Callable[..., Any]
+_OFF = Planned(plan=Plan(strategy=VMAP, source="off", outcomes=blank("tuning is off"), key=""))
 
 
 class Dispatcher:
@@ -84,6 +88,32 @@ class Dispatcher:
         """
         return self._service(args, kwargs).planned(args, kwargs, anew=anew)
 
+    def planned_derivative(
+        self,
+        args: Any,
+        kwargs: Any,
+        argnums: Sequence[int],
+        *,
+        first: int = 0,
+        anew: bool = False,
+    ) -> tuple[Workload, Planned]:
+        """Returns the value and the pullback of a call described, and their plan.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: its keyword arguments.
+            argnums: the arguments that are differentiated.
+            first: the argument that `argnums` counts from.
+            anew: whether to measure again although there is a plan.
+
+        Raises:
+            IneligibleStrategyError, NoViableStrategyError, RecordMissError: there is no such plan.
+            ValueError, TypeError: what JAX raises for this call, or for its derivative.
+        """
+        return self._service(args, kwargs).planned_derivative(
+            args, kwargs, argnums, first=first, anew=anew
+        )
+
     def relieved(self, args: Any, kwargs: Any) -> bool:
         """Puts the next smaller plan into service for a call that ran out of memory.
 
@@ -130,8 +160,7 @@ class _Service:
         self._dispatcher, self.form = dispatcher, form
         self._spec, self._planner = dispatcher._spec, dispatcher._planner
         self._donation, self._lock = dispatcher._donation, dispatcher._lock
-        self._table: dict[Any, Serve] = {}
-        self._probe: Callable[[Any, Any], Any] | None = None
+        self._routes = Routes(self._unserved)
         self._tuned: dict[str, Program] = {}
         self._common: dict[Any, Program] = {}
         self._inlined: dict[str, Strategy] = {}
@@ -147,10 +176,11 @@ class _Service:
             self.serve = self._off
             self._dispatcher.entered(self)
             return self._off(*args, **kwargs)
-        if under_trace(jax.tree.leaves((args, kwargs))):
-            return self._traced.jitted(*args, **kwargs)
+        leaves = jax.tree.leaves((args, kwargs))
+        if under_trace(leaves):
+            return self._inside(leaves).jitted(*args, **kwargs)
         with self._lock:  # another thread may have settled this call meanwhile
-            program = self._served(args, kwargs)
+            program = self._routes.found(args, kwargs)
             if program is None:
                 arrays, statics = self._split(args, kwargs)
                 program = self._enter_program(describe(self._spec, arrays, statics), args, kwargs)
@@ -158,9 +188,10 @@ class _Service:
 
     def settled(self, workload: Workload, args: Any, kwargs: Any) -> Any:
         """Serves a described call that has no plan, and puts a program into service for it."""
-        if under_trace(jax.tree.leaves((args, kwargs))):
+        leaves = jax.tree.leaves((args, kwargs))
+        if under_trace(leaves):
             self._enter(workload, args, kwargs, None)
-            return self._traced.jitted(*args, **kwargs)
+            return self._inside(leaves).jitted(*args, **kwargs)
         with self._lock:
             program = self._enter_program(workload, args, kwargs)
         return program(*args, **kwargs)
@@ -172,16 +203,42 @@ class _Service:
         arrays, statics = self._split(args, kwargs)
         workload = describe(self._spec, arrays, statics)
         if self._is_off():
-            plan = Plan(strategy=VMAP, source="off", outcomes=blank("tuning is off"), key="")
-            return workload, Planned(plan=plan), self._off
-        leaves = jax.tree.leaves((args, kwargs))
-        if under_trace(leaves) or any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
-            device = device_of(())
-            planned = self._planner.inside(workload, arrays, device, self._new_program(device))
+            return workload, _OFF, self._off
+        if is_abstract(args, kwargs):
+            planned = self._planned_inside(workload, arrays)
             return workload, planned, self._traced.jitted
         with self._lock:
             planned, program = self._program(workload, args, kwargs, anew=anew)
         return workload, planned, program
+
+    def planned_derivative(
+        self,
+        args: Any,
+        kwargs: Any,
+        argnums: Sequence[int],
+        *,
+        first: int = 0,
+        anew: bool = False,
+    ) -> tuple[Workload, Planned]:
+        """Returns the value and the pullback of a call described, and their plan."""
+        arrays, statics = self._split(args, kwargs)
+        workload = describe(self._spec, arrays, statics)
+        moving = moving_operands(workload, args, argnums, first=first)
+        if self._is_off():
+            return workload, _OFF
+        if workload.row is None:
+            planned = self._planner.fixed(workload, arrays)
+            assert planned is not None
+            return workload, planned
+        workload, arrays = derivative_of(workload, arrays, moving)
+        if is_abstract(args, kwargs):
+            return workload, _derivative_inside(self._planner, workload, arrays)
+        with self._lock:
+            planned = self._planner.planned(
+                workload, arrays, device_of(arrays), Pullback, anew=anew
+            )
+            self._forget_inside()
+        return workload, planned
 
     def relieved(self, args: Any, kwargs: Any) -> bool:
         """Puts the next smaller plan into service for a call; returns whether there is one."""
@@ -213,28 +270,26 @@ class _Service:
         """Returns the plan and the jit object in service for a concrete call; tunes if needed."""
         arrays, _ = self._split(args, kwargs)
         device = device_of(arrays)
-        new_program = self._new_program(device)
+        planned = self._planner.planned(
+            workload, arrays, device, self._new_program(device), anew=anew
+        )
         if anew:
-            planned = self._planner.fixed(workload, arrays)
-            if planned is None:
-                planned = self._planner.tuned_anew(workload, arrays, device, new_program)
             self._forget(device, planned.plan.key)
-        else:
-            planned = self._planner.known(workload, arrays, device, may_tune=True)
-            if planned is None:
-                planned = self._planner.tuned(workload, arrays, device, new_program)
         key, strategy = planned.plan.key, planned.plan.strategy
         if key and self._inlined.setdefault(key, strategy) != strategy:
             self._forget(device, key)  # such as an estimate, where there is a record by now
             self._inlined[key] = strategy
-        if planned.program is not None and self._donation == Donation():
+        if isinstance(planned.program, Program) and self._donation == Donation():
             self._tuned[key] = planned.program
+        if anew or planned.program is not None:
+            self._forget_inside()
         program = self._tuned.get(key)
         if program is None:
             program = self._common.get(device)
             if program is None:
                 # jit would take one trace for all devices, and the plan with it.
-                program = Program(self._spec, self.form, self._resolver(device), self._donation)
+                resolve = self._resolver(device)
+                program = Program(self._spec, self.form, resolve, self._derive, self._donation)
                 self._common[device] = program
             with program.prepared(workload, planned.plan.strategy):
                 program.jitted.trace(*args, **kwargs)  # which the call itself then need not do
@@ -242,7 +297,7 @@ class _Service:
         return planned, program.jitted
 
     def _new_program(self, device: Any) -> Callable[[], Program]:
-        return lambda: Program(self._spec, self.form, self._resolver(device))
+        return lambda: Program(self._spec, self.form, self._resolver(device), self._derive)
 
     def _resolver(self, device: Any) -> Resolve:
         def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
@@ -253,6 +308,15 @@ class _Service:
 
         return resolve
 
+    def _inside(self, leaves: Sequence[Any]) -> Program:
+        """Returns what serves a call inside another trace."""
+        return self._replaced if is_differentiated(leaves) else self._traced
+
+    def _forget_inside(self) -> None:
+        """Drops what serves calls inside traces: they are planned again, by what is known now."""
+        for name in ("_traced", "_replaced"):
+            self.__dict__.pop(name, None)
+
     @functools.cached_property
     def _traced(self) -> Program:
         """Serves calls inside other traces, where nothing of the caller's can be measured.
@@ -261,11 +325,34 @@ class _Service:
         """
 
         def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
-            device = device_of(())
-            new_program = self._new_program(device)
-            return self._planner.inside(workload, arrays, device, new_program).plan.strategy
+            return self._planned_inside(workload, arrays).plan.strategy
 
-        return Program(self._spec, self.form, resolve, self._donation)
+        return Program(self._spec, self.form, resolve, self._derive, self._donation)
+
+    @functools.cached_property
+    def _replaced(self) -> Program:
+        """Serves calls that are being differentiated: their derivatives run in their place.
+
+        It is apart from `_traced`: a plan that nothing was measured for must not serve there.
+        """
+
+        def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
+            from autobatch._inside import replaced_inside
+
+            return replaced_inside(self._planner, workload, arrays, device_of(())).plan.strategy
+
+        return Program(self._spec, self.form, resolve, self._derive, self._donation)
+
+    def _planned_inside(self, workload: Workload, arrays: list[Any]) -> Planned:
+        from autobatch._inside import planned_inside
+
+        device = device_of(())
+        return planned_inside(self._planner, workload, arrays, device, self._new_program(device))
+
+    @property
+    def _derive(self) -> Resolve:
+        planner = self._planner  # and nothing that leads to the function: see `_derivative`
+        return lambda workload, arrays: _derivative_inside(planner, workload, arrays).plan.strategy
 
     @functools.cached_property
     def _off(self) -> Any:
@@ -277,102 +364,19 @@ class _Service:
     def _split(self, args: Any, kwargs: Any) -> tuple[list[Any], Statics]:
         return split(args, kwargs, self.form.static_argnums, self.form.static_argnames)
 
-    # One known shape goes straight to its jit object; several, over a table on the shape of the
-    # first mapped argument, which costs less than half a microsecond.
-
     def _enter(self, workload: Workload, args: Any, kwargs: Any, serve: Serve | None) -> None:
         """Puts a callable into service for calls like this one; None for a call inside a trace."""
-        if self._probe is None:
-            self._probe = _probe(workload, args, kwargs)
-        key = self._key_of(args, kwargs)
-        if serve is None:
-            serve = self._table.get(key, self._unserved)
-        self._table[key] = serve
-        if len(self._table) == 1 and not several_kinds() and not several_local_devices():
-            self.serve = serve
-        else:
-            self.serve = self._by_shape()
+        self.serve = self._routes.entered(workload, args, kwargs, serve)
         self._dispatcher.entered(self)
 
-    def _by_shape(self) -> Serve:
-        table, probe, unserved, key_of = self._table, self._probe, self._unserved, self._key_of
-        assert probe is not None
-        if several_kinds() or several_local_devices():  # these need more than a shape
-            return lambda *args, **kwargs: table.get(key_of(args, kwargs), unserved)(
-                *args, **kwargs
-            )
 
-        def serve(*args: Any, **kwargs: Any) -> Any:
-            try:
-                target = table[probe(args, kwargs).shape]
-            except Exception:  # other arguments than those known, or none to look at
-                target = unserved
-            return target(*args, **kwargs)
-
-        return serve
-
-    def _key_of(self, args: Any, kwargs: Any) -> Any:
-        """Returns what a call is looked up by: the first mapped argument's shape.
-
-        With several kinds of devices also where it lies, since jit would take one trace for all;
-        with several devices of a kind nothing if it is traced, since its sharding is not known.
-        """
-        assert self._probe is not None
-        try:
-            leaf = self._probe(args, kwargs)
-            shape = leaf.shape
-        except Exception:  # other arguments than those known, or none to look at
-            return None
-        if several_local_devices() and isinstance(leaf, jax.core.Tracer):
-            return None
-        return (shape, getattr(leaf, "device", None)) if several_kinds() else shape
-
-    def _served(self, args: Any, kwargs: Any) -> Serve | None:
-        """Returns what another thread has put into service for this call, or None."""
-        if self._probe is None:
-            return None
-        target = self._table.get(self._key_of(args, kwargs))
-        return None if target == self._unserved else target
+def is_abstract(args: Any, kwargs: Any) -> bool:
+    """Returns whether a call has shapes, or traced values, instead of arrays."""
+    leaves = jax.tree.leaves((args, kwargs))
+    return under_trace(leaves) or any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
 
 
-def _probe(workload: Workload, args: Any, kwargs: Any) -> Callable[[Any, Any], Any]:
-    """Returns a function that picks the first mapped array out of `(args, kwargs)`."""
-    static = {position for position, _, _ in workload.statics.values}
-    found = jax.tree_util.tree_leaves_with_path((args, kwargs))
-    found = [each for position, each in enumerate(found) if position not in static]
-    for (path, leaf), axis in zip(found, workload.in_axes, strict=True):
-        if axis is not None:
-            return _reaching(path, leaf, args, kwargs)
-    return _nothing
+def _derivative_inside(planner: Planner, workload: Workload, arrays: list[Any]) -> Planned:
+    from autobatch._inside import planned_inside
 
-
-def _reaching(path: Any, leaf: Any, args: Any, kwargs: Any) -> Callable[[Any, Any], Any]:
-    """Returns a function that follows a path; one that finds nothing where that fails."""
-    match path:
-        case (jax.tree_util.SequenceKey(idx=0), jax.tree_util.SequenceKey(idx=index)):
-            return lambda args, kwargs: args[index]
-    probe = functools.partial(_walk, path[0].idx, [_step(each) for each in path[1:]])
-    try:
-        return probe if probe(args, kwargs) is leaf else _nothing
-    except Exception:  # a user's node may do as it likes where its leaf is looked for
-        return _nothing
-
-
-def _nothing(args: Any, kwargs: Any) -> None:
-    return None
-
-
-def _step(key: Any) -> Callable[[Any], Any]:
-    match key:
-        case jax.tree_util.GetAttrKey(name=name):
-            return lambda node: getattr(node, name)
-        case jax.tree_util.SequenceKey(idx=place) | jax.tree_util.DictKey(key=place):
-            return lambda node: node[place]
-    return lambda node: None  # a registered node that does not say how to reach into it
-
-
-def _walk(which: int, steps: list[Callable[[Any], Any]], args: Any, kwargs: Any) -> Any:
-    node = kwargs if which else args
-    for step in steps:
-        node = step(node)
-    return node
+    return planned_inside(planner, workload, arrays, device_of(()), Pullback)

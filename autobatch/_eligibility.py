@@ -19,6 +19,16 @@ _CALLBACKS = {"io_callback", "debug_callback", "debug_print"}
 _SHARDED = {"shard_map", "sharding_constraint", "reshard"}
 
 
+def why_only_vmap(workload: Workload, arrays: Sequence[Any]) -> str | None:
+    """Returns why nothing but `vmap` is considered for this call, or None.
+
+    Args:
+        workload: the described call.
+        arrays: its arrays, concrete or traced.
+    """
+    return nothing_to_choose(workload) or only_vmap(workload, arrays) or must_not_run(workload)
+
+
 def nothing_to_choose(workload: Workload) -> str | None:
     """Returns why all strategies are the same for this call, or None."""
     if not all(isinstance(size, int) for each in workload.arguments for size in each.shape):
@@ -27,6 +37,8 @@ def nothing_to_choose(workload: Workload) -> str | None:
         return "no argument is mapped"
     if workload.batch_size <= 1:
         return f"a batch of {workload.batch_size} cannot be divided"
+    if workload.moving == ():
+        return "it does not depend on what is differentiated"
     return None
 
 

@@ -11,9 +11,10 @@ from autobatch._bound import live_bytes
 from autobatch._choose import Decision
 from autobatch._eligibility import may_not_end
 from autobatch._mapping import mapped
+from autobatch._pullback import value_and_pullback
 from autobatch._record import Limits
 from autobatch._search import chunk_sizes
-from autobatch._strategies import MAP, VMAP, Strategy, chunked
+from autobatch._strategies import MAP, VMAP, Strategy, chunked, rematerialised
 from autobatch._units import format_bytes
 from autobatch._workload import Workload
 
@@ -41,7 +42,8 @@ def estimated(workload: Workload, arrays: Sequence[Any], limits: Limits) -> Deci
     if whole <= limits.memory_bytes:
         return Decision(strategy=VMAP)
     bounds: dict[Strategy, int] = {}
-    for strategy in (*map(chunked, chunk_sizes(row.batch_size)), MAP):
+    loops = [*map(chunked, chunk_sizes(row.batch_size)), MAP]
+    for strategy in loops if workload.moving is None else map(rematerialised, loops):
         bounds[strategy] = bound(strategy, workload, operands)
         if bounds[strategy] <= limits.memory_bytes:
             return Decision(strategy=strategy)
@@ -57,4 +59,11 @@ def bound(strategy: Strategy, workload: Workload, operands: Sequence[Any]) -> in
     """Returns an upper bound of the bytes that a strategy needs, arguments included."""
     row = workload.row
     assert row is not None
-    return live_bytes(jax.make_jaxpr(lambda *each: mapped(strategy, row, each))(*operands))
+    moving = workload.moving
+
+    def program(*each: Any) -> list[Any]:
+        if moving is None:
+            return mapped(strategy, row, each)
+        return value_and_pullback(strategy, row, each, moving)
+
+    return live_bytes(jax.make_jaxpr(program)(*operands))

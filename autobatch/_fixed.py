@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from autobatch._choose import Plan, Source, blank
-from autobatch._eligibility import effect_of, must_not_run, nothing_to_choose, only_vmap
+from autobatch._eligibility import (
+    effect_of,
+    may_not_end,
+    must_not_run,
+    nothing_to_choose,
+    only_vmap,
+)
 from autobatch._errors import IneligibleStrategyError
 from autobatch._mapping import check
-from autobatch._strategies import VMAP, Strategy
+from autobatch._strategies import MAP, VMAP, Strategy
 from autobatch._workload import Workload
 
 
@@ -28,6 +35,8 @@ def fixed_plan(
         IneligibleStrategyError: the forced strategy would not keep the meaning.
     """
     if strategy is not None:
+        if workload.moving is None:  # what is not differentiated has nothing to compute again
+            strategy = replace(strategy, remat=False)
         return _forced(workload, arrays, strategy, name)
     reason = nothing_to_choose(workload) or only_vmap(workload, arrays)
     if reason is not None:
@@ -35,6 +44,9 @@ def fixed_plan(
     reason = must_not_run(workload)
     if reason is not None:
         return unmeasured("estimate", f"not measured: {reason}")
+    if workload.moving is not None and workload.row is not None and may_not_end(workload.row):
+        reason = "not measured: vectorised, its derivative might run for ever as well"
+        return unmeasured("estimate", reason, strategy=MAP)
     return None
 
 
@@ -52,7 +64,7 @@ def unmeasured(source: Source, reason: str, key: str = "", strategy: Strategy = 
 
 def _forced(workload: Workload, arrays: Sequence[Any], strategy: Strategy, name: str) -> Plan:
     at_once = strategy.chunk_size if strategy.family == "chunked" else None
-    if strategy != VMAP and (at_once is None or at_once < workload.batch_size):
+    if strategy.family != "vmap" and (at_once is None or at_once < workload.batch_size):
         reason = None if nothing_to_choose(workload) else only_vmap(workload, arrays)
         effect = None if workload.row is None else effect_of(workload.row)
         if reason is None and effect is not None:
@@ -62,6 +74,6 @@ def _forced(workload: Workload, arrays: Sequence[Any], strategy: Strategy, name:
                 f"strategy={str(strategy)!r} would not keep the meaning of jax.vmap for "
                 f"`{name}`: {reason}. Use strategy='vmap', or none."
             )
-    if strategy != VMAP and workload.row is not None:
+    if strategy.family != "vmap" and workload.row is not None:
         check(workload.row, [*workload.consts, *arrays])
     return unmeasured("forced", f"not measured: strategy={str(strategy)!r}", strategy=strategy)

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autobatch._program import Program
+from autobatch._program import Prepared
 from autobatch._record import Data, Limits, Record
 from autobatch._strategies import Strategy
 from autobatch._workload import Workload
 
-NewProgram = Callable[[], Program]
+NewProgram = Callable[[], Prepared]
 """Returns a fresh program of the mapped function."""
 
 Phase = Literal["compile", "wait", "run", "time"]
@@ -74,7 +74,7 @@ class Tuned:
     """What a tuning found, and the programs that it compiled."""
 
     record: Record
-    programs: Mapping[Strategy, Program]
+    programs: Mapping[Strategy, Prepared]
 
 
 class Interrupted(KeyboardInterrupt):

@@ -62,7 +62,7 @@ def key_parts(workload: Workload, device: Any, *, name: str | None) -> dict[str,
         "batch_size": workload.batch_size,
         "statics": [_static(each) for _, _, each in workload.statics.values],
         "name": name,
-        "derivative": "none",
+        "derivative": "none" if workload.moving is None else list(workload.moving),
         **device_parts(device),
         **software_parts(),
     }

@@ -22,7 +22,7 @@ import numpy as np
 from autobatch._bound import live_bytes
 from autobatch._instruments import Instruments
 from autobatch._memory import no_garbage_collection
-from autobatch._program import Program
+from autobatch._program import Prepared
 from autobatch._strategies import Strategy
 
 SAMPLE_S = 1e-3
@@ -51,7 +51,7 @@ class Trial:
     """A candidate under way: its program and what has been measured of it so far."""
 
     strategy: Strategy
-    program: Program
+    program: Prepared
     bound_bytes: int
     traced: Any = None
     compile_s: float | None = None
@@ -83,7 +83,7 @@ class Trial:
         return statistics.median(abs(each - middle) for each in samples)
 
 
-def trace(strategy: Strategy, program: Program, args: Any, kwargs: Any) -> Trial:
+def trace(strategy: Strategy, program: Prepared, args: Any, kwargs: Any) -> Trial:
     """Returns a trial of `program`, traced, with the upper bound of its memory."""
     traced = program.jitted.trace(*args, **kwargs)
     return Trial(

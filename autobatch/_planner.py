@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
-
 from autobatch._bound import tree_bytes
 from autobatch._choose import (
     Budget,
@@ -26,20 +24,19 @@ from autobatch._choose import (
     widened,
     without_larger,
 )
-from autobatch._devices import is_inside_shard_map, several_local_devices
 from autobatch._digest import digest
 from autobatch._errors import RecordMissError, warn_once
-from autobatch._estimate import bound, estimated
+from autobatch._estimate import estimated
 from autobatch._fixed import fixed_plan, unmeasured
 from autobatch._instruments import Instruments
-from autobatch._job import Interrupted, Job, NewProgram
+from autobatch._job import Interrupted, Job, NewProgram, Supervision
 from autobatch._key import device_parts, key_parts
 from autobatch._nearest import resized
-from autobatch._program import Program
+from autobatch._planned import Planned
 from autobatch._recall import Recall
 from autobatch._record import Limits, Record
 from autobatch._settings import Mode, budget_in_force, mode_in_force
-from autobatch._strategies import VMAP, Strategy
+from autobatch._strategies import Strategy
 from autobatch._workload import Workload
 
 LOGGER = logging.getLogger("autobatch")
@@ -49,19 +46,6 @@ INSTRUMENTS = Instruments()
 
 SIZES_TUNED = 4
 """So many batch sizes of one workload are tuned in a process; others take the nearest's plan."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A plan, what it rests on, and the program that the tuning compiled, if there was one.
-
-    It is kept for every shape, so it holds no jaxpr: that would keep constants alive.
-    """
-
-    plan: Plan
-    record: Record | None = None
-    limits: Limits | None = None
-    program: Program | None = None
 
 
 @dataclass(kw_only=True)
@@ -76,6 +60,7 @@ class Planner:
         mode: the user's `tune=`; None means the environment's.
         store: the user's `store=`.
         also: strategies to measure besides those that the search picks.
+        supervision: of tunings by another process, if there is one.
     """
 
     name: str
@@ -85,6 +70,7 @@ class Planner:
     mode: Mode | None
     store: str | os.PathLike[str] | bool | None
     also: tuple[Strategy, ...] = ()
+    supervision: Supervision | None = None
     _recall: Recall = field(init=False)
     _plans: dict[str, Planned] = field(default_factory=dict)
     _measured: set[str] = field(default_factory=set)
@@ -132,13 +118,13 @@ class Planner:
             is_open = could_tune and (mode == "force" or _is_open(record, limits))
             return self._planned(record, limits, source, keep=may_tune or not is_open)
         if mode == "require":
-            raise RecordMissError(self._recall.miss(self.name, parts))
+            raise RecordMissError(self._recall.miss(self.title(workload), parts))
         if not may_tune or self._recall.sizes_tuned(parts) >= SIZES_TUNED:
             planned = self._nearest(workload, arrays, device, parts, may_tune=may_tune)
             if planned is not None:
                 return planned
         if mode == "cached":
-            return self._estimated(workload, arrays, device, key, "tune='cached'")
+            return self.estimated(workload, arrays, device, key, "tune='cached'")
         return None
 
     def fixed(self, workload: Workload, arrays: Sequence[Any]) -> Planned | None:
@@ -151,8 +137,36 @@ class Planner:
         Raises:
             IneligibleStrategyError: the forced strategy would not keep the meaning.
         """
-        plan = fixed_plan(workload, arrays, strategy=self.strategy, name=self.name)
+        plan = fixed_plan(workload, arrays, strategy=self.strategy, name=self.title(workload))
         return None if plan is None else Planned(plan=plan)
+
+    def planned(
+        self,
+        workload: Workload,
+        arrays: Sequence[Any],
+        device: Any,
+        new_program: NewProgram,
+        *,
+        anew: bool = False,
+    ) -> Planned:
+        """Returns the plan of a call on concrete arrays; tunes if there is none.
+
+        Args:
+            workload: the described call.
+            arrays: its arrays.
+            device: the device that it runs on.
+            new_program: returns a fresh program of the workload.
+            anew: whether to measure again although there is a plan.
+
+        Raises:
+            IneligibleStrategyError, NoViableStrategyError, RecordMissError: as `known`.
+            ValueError, TypeError: what `jax.vmap` raises for this call.
+        """
+        if anew:
+            fixed = self.fixed(workload, arrays)
+            return fixed or self.tuned_anew(workload, arrays, device, new_program)
+        known = self.known(workload, arrays, device, may_tune=True)
+        return known or self.tuned(workload, arrays, device, new_program)
 
     def tuned(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
@@ -171,10 +185,10 @@ class Planner:
             NoViableStrategyError: nothing fits the memory that the user allows.
             ValueError, TypeError: what `jax.vmap` raises for this call.
         """
-        job = self._job(workload, arrays, device, new_program)
+        job = self.job(workload, arrays, device, new_program)
         if self.tuning_mode() == "force" and job.key not in self._measured:
             return self.tuned_anew(workload, arrays, device, new_program)
-        return self._in_turn(job)
+        return self.in_turn(job)
 
     def tuned_anew(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
@@ -184,7 +198,7 @@ class Planner:
         Raises:
             NoViableStrategyError, ValueError, TypeError: as `tuned`.
         """
-        job = self._job(workload, arrays, device, new_program)
+        job = self.job(workload, arrays, device, new_program)
         with self._recall.lease(job.key) as lease:
             lease.awaited()
             return self._measure(job, None)
@@ -219,58 +233,10 @@ class Planner:
         )
         return key
 
-    def inside(
-        self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
-    ) -> Planned:
-        """Returns the plan for a call inside a trace, of whose arrays only shapes are known.
-
-        That is the record's, else the outcome of a tuning on stand-ins if that says anything, else
-        an estimate from the bounds of memory.
-
-        Args:
-            workload: the described call.
-            arrays: its traced arrays.
-            device: the device that it runs on.
-            new_program: returns a fresh program of the mapped function.
-
-        Raises:
-            IneligibleStrategyError, NoViableStrategyError, RecordMissError: as `known`.
-        """
-        if self.strategy is None and several_local_devices() and not is_inside_shard_map():
-            reason = "vmap alone: a trace does not say what is sharded"
-            return Planned(plan=unmeasured("sole", reason))
-        planned = self.known(workload, arrays, device, may_tune=False)
-        if planned is not None:
-            return planned
-        from autobatch._synthetic import stand_ins, why_no_stand_ins
-
-        reason = why_no_stand_ins(workload)
-        job = self._job(workload, arrays, device, new_program)
-        if reason is None and is_inside_shard_map():
-            reason = "it is called inside shard_map"
-        limit, operands = job.limits.memory_bytes, [*workload.consts, *arrays]
-        if reason is None and limit is not None and bound(VMAP, workload, operands) > limit:
-            reason = "vmap may not fit"
-        if reason is not None:
-            how = f"called inside another transformation, and {reason}"
-            return self._estimated(workload, arrays, device, job.key, how)
-        LOGGER.info(
-            "autobatch: `%s` is called inside another transformation and tuned on stand-ins; call "
-            "its `.plan(...)` on real arrays before",
-            self.name,
-        )
-        try:
-            # NaNs of invented values are nobody's.
-            with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
-                job = replace(job, arrays=tuple(stand_ins(workload.arguments)), data="synthetic")
-                return self._in_turn(job)
-        except Exception as error:  # such as collectives over an axis of the outer program
-            how = f"called inside another transformation, and stand-ins fail: {error!r:.80}"
-            return self._estimated(workload, arrays, device, job.key, how)
-
-    def _job(
+    def job(
         self, workload: Workload, arrays: Sequence[Any], device: Any, new_program: NewProgram
     ) -> Job:
+        """Returns what a tuning of a workload is given; see `tuned`."""
         parts = key_parts(workload, device, name=self.key_name)
         return Job(
             workload=workload,
@@ -279,13 +245,18 @@ class Planner:
             limits=self._limits(arrays, device),
             key=digest(parts),
             parts=parts,
-            name=self.name,
+            name=self.title(workload),
             new_program=new_program,
             also=self.also,
+            supervision=self.supervision,
             alone=self._recall.alone(device_parts(device)),
         )
 
-    def _in_turn(self, job: Job) -> Planned:
+    def title(self, workload: Workload) -> str:
+        """Returns what a workload is called, for people."""
+        return self.name if workload.moving is None else f"grad of {self.name}"
+
+    def in_turn(self, job: Job) -> Planned:
         """Returns the plan after a tuning, or after that of another process under way."""
         is_news = self._recall.news(job.key)
 
@@ -301,8 +272,8 @@ class Planner:
             if lease.is_ours:
                 return self._measure(job, self._recall.resumable(job.key))
         how = "another process is still tuning it"
-        LOGGER.info("autobatch: `%s` goes on with an estimate: %s", self.name, how)
-        return self._estimated(job.workload, job.arrays, job.device, job.key, how)
+        LOGGER.info("autobatch: `%s` goes on with an estimate: %s", job.name, how)
+        return self.estimated(job.workload, job.arrays, job.device, job.key, how)
 
     def _measure(self, job: Job, resume: Record | None) -> Planned:
         from autobatch import _tuner  # not loaded where a record is found
@@ -320,12 +291,21 @@ class Planner:
         planned = self._planned(result.record, job.limits, source, keep=job.data == "real")
         return replace(planned, program=result.programs.get(planned.plan.strategy))
 
-    def _estimated(
+    def estimated(
         self, workload: Workload, arrays: Sequence[Any], device: Any, key: str, how: str
     ) -> Planned:
+        """Returns a plan from the bounds of memory alone.
+
+        Args:
+            workload: the described call.
+            arrays: its arrays, concrete or traced.
+            device: the device that it runs on.
+            key: of the workload.
+            how: why nothing is measured.
+        """
         decision = estimated(workload, arrays, self._limits(arrays, device))
         if decision.warning is not None:
-            warn_once(f"`{self.name}`: {decision.warning}")
+            warn_once(f"`{self.title(workload)}`: {decision.warning}")
         reason = f"not measured: {how}"
         return Planned(plan=unmeasured("estimate", reason, key, decision.strategy))
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import jax
 
-from autobatch._derivative import mapped_with_derivatives
+from autobatch._derivative import Resolve, mapped_with_derivatives
+from autobatch._eligibility import why_only_vmap
 from autobatch._leaves import Form, Statics, form_of, split, split_traced
-from autobatch._strategies import Strategy
+from autobatch._mapping import mapped
+from autobatch._pullback import value_and_pullback
+from autobatch._strategies import VMAP, Strategy
 from autobatch._workload import MapSpec, Workload, describe
-
-Resolve = Callable[[Workload, list[Any]], Strategy]
-"""Returns the strategy for a workload and its traced arrays, or raises `Unplanned`."""
 
 
 class Unplanned(Exception):
@@ -44,25 +44,68 @@ class Donation:
     argnames: tuple[str, ...] = ()
 
 
-class Program:
-    """A jit object that serves every signature for which `resolve` knows a strategy.
+class Prepared:
+    """A jit object that can be told what it traces next.
 
     Attributes:
         jitted: the jit object. What is compiled on it lives as long as it does.
     """
 
+    jitted: Any
+
+    def __init__(self) -> None:
+        self._prepared: tuple[Workload, Strategy] | None = None
+
+    @contextmanager
+    def prepared(self, workload: Workload, strategy: Strategy) -> Iterator[None]:
+        """Lets traces of this workload use what is known already, without tracing `fun` again.
+
+        Afterwards it is forgotten: a jaxpr holds constants, and is not kept per shape.
+        """
+        self._prepared = (workload, strategy)
+        try:
+            yield
+        finally:
+            self._prepared = None
+
+
+class Pullback(Prepared):
+    """A jit object of the value and the pullback of one workload, which it must be told."""
+
+    def __init__(self) -> None:
+        """Makes the jit object; nothing is traced yet."""
+        super().__init__()
+
+        def body(*operands: Any) -> list[Any]:
+            assert self._prepared is not None
+            workload, strategy = self._prepared
+            assert workload.row is not None
+            return value_and_pullback(strategy, workload.row, operands, workload.moving or ())
+
+        self.jitted = jax.jit(body)
+
+
+class Program(Prepared):
+    """A jit object that serves every signature for which `resolve` knows a strategy."""
+
     def __init__(
-        self, spec: MapSpec, form: Form, resolve: Resolve, donation: Donation | None = None
+        self,
+        spec: MapSpec,
+        form: Form,
+        resolve: Resolve,
+        derive: Resolve,
+        donation: Donation | None = None,
     ) -> None:
         """Makes the jit object; nothing is traced yet.
 
         Args:
             spec: the function and its axes.
             form: how the calls that it serves reach jit.
-            resolve: where the strategy comes from.
+            resolve: where the strategy comes from; raises `Unplanned` if there is none yet.
+            derive: where it comes from where the call is differentiated; see `_derivative`.
             donation: the arguments that calls give away; None for none.
         """
-        self._prepared: tuple[Workload, Strategy] | None = None
+        super().__init__()
 
         @functools.wraps(spec.fun, updated=())
         def body(*args: Any, **kwargs: Any) -> Any:
@@ -79,22 +122,14 @@ class Program:
                 strategy = resolve(workload, arrays)
             if workload.row is None:
                 return spec.vmapped(spec.fun)(*args, **kwargs)
-            outputs = mapped_with_derivatives(strategy, workload.row, [*workload.consts, *arrays])
+            row, operands = workload.row, [*workload.consts, *arrays]
+            if strategy == VMAP and why_only_vmap(workload, arrays) is not None:
+                outputs = mapped(VMAP, row, operands)  # and so are its derivatives
+            else:
+                outputs = mapped_with_derivatives(strategy, row, operands, derive)
             return jax.tree.unflatten(workload.out_tree, outputs)
 
-        self.jitted: Any = jit_object(body, form, donation or Donation())
-
-    @contextmanager
-    def prepared(self, workload: Workload, strategy: Strategy) -> Iterator[None]:
-        """Lets traces of this workload use what is known already, without tracing `fun` again.
-
-        Afterwards it is forgotten: a jaxpr holds constants, and is not kept per shape.
-        """
-        self._prepared = (workload, strategy)
-        try:
-            yield
-        finally:
-            self._prepared = None
+        self.jitted = jit_object(body, form, donation or Donation())
 
 
 def jit_object(body: Callable[..., Any], form: Form, donation: Donation) -> Any:

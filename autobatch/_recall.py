@@ -138,10 +138,11 @@ class Recall:
         found = min((differing(parts, each.parts) for each in records), key=len, default=None)
         if found is not None:
             message += f"; the nearest one differs in {', '.join(found)}"
-        return (
-            f"{message}. Call it once with tune='first-call', call its `.tune(...)`, or run "
-            "`autobatch tune MODULE:FUN`."
-        )
+        if parts["derivative"] == "none":
+            ways = "Call it once with tune='first-call', call its `.tune(...)`, or run "
+            return f"{message}. {ways}`autobatch tune MODULE:FUN`."
+        ways = "Call `.for_gradient.tune(...)` of the function, or run "
+        return f"{message}. {ways}`autobatch tune MODULE:FUN --for-gradient`."
 
     def _again(self, key: str) -> Record | None:
         """Returns the record of a key after another look into the store, or None.

@@ -141,6 +141,11 @@ class Record:
     load: float | None = None
     data: Data = "real"
 
+    @property
+    def is_derivative(self) -> bool:
+        """Whether it is about the value and the pullback of a call, and not the call itself."""
+        return self.parts.get("derivative", "none") != "none"
+
 
 def to_json(record: Record) -> str:
     """Returns `record` as JSON text of schema `SCHEMA`."""

@@ -93,6 +93,21 @@ def summary(record: Record, chosen: Strategy | None, limits: Limits) -> str:
     return f"autobatch: tuned `{record.name}` ({where}) in {took}: {verdict}"
 
 
+def announcement(name: str, batch_size: int, seconds: float) -> str:
+    """Returns what to say before a long tuning, for the log.
+
+    Args:
+        name: what is tuned.
+        batch_size: rows of the batch.
+        seconds: that it may take.
+    """
+    return (
+        f"autobatch: tuning `{name}` ({_rows(batch_size)}) may take {format_seconds(seconds)} or "
+        "more, once; tune ahead with `.tune(...)` or `autobatch tune`, or bound it with "
+        "Budget(tuning_s=...)"
+    )
+
+
 def explain_unmeasured(
     plan: Plan, *, name: str, batch_size: int, device: str, versions: str
 ) -> str:

@@ -26,6 +26,7 @@ from autobatch._strategies import (
     Family,
     Strategy,
     chunked,
+    rematerialised,
     rows_at_once,
 )
 from autobatch._surrogate import Curve, Point, expected_gain
@@ -44,6 +45,7 @@ class Prior:
         row, row_shift: standard deviation and mean of `map` beside the curve.
         branching, branching_shift: the same where loops or branches depend on values.
         unrolled, unrolled_shift: standard deviation and mean of `unrolled` beside `map`'s place.
+        remat: what computing a step again adds: a third, if all of it is computed twice.
     """
 
     curve: Curve = field(default_factory=lambda: Curve(spread=0.8, reach=4.0, trust=2.0))
@@ -56,6 +58,7 @@ class Prior:
     branching_shift: float = -0.5
     unrolled: float = 0.6
     unrolled_shift: float = 0.2
+    remat: float = math.log(4 / 3)
 
 
 UNROLLED_ROWS_MOST = 16
@@ -90,6 +93,7 @@ class Search:
         facts: what is known of the workload.
         limits: the budget on its device.
         families: those that keep the meaning.
+        remat: whether the workload is a derivative, where loops compute their steps again.
         also: strategies to try besides those that are worth it.
         prior: what is believed before anything is measured.
     """
@@ -98,6 +102,7 @@ class Search:
     facts: Facts
     limits: Limits
     families: tuple[Family, ...] = FAMILIES
+    remat: bool = False
     also: tuple[Strategy, ...] = ()
     prior: Prior = field(default_factory=Prior)
 
@@ -187,9 +192,13 @@ class Search:
 
     def _candidates(self) -> list[Strategy]:
         """Returns the candidates that may be tried, no two of which are the same program."""
-        candidates = [VMAP, *map(chunked, chunk_sizes(self.batch_size)), MAP]
-        if self.batch_size <= UNROLLED_ROWS_MOST:
-            candidates.append(UNROLLED)
+        loops = [*map(chunked, chunk_sizes(self.batch_size)), MAP]
+        if self.remat:
+            candidates = [VMAP, *map(rematerialised, [VMAP, *loops])]
+        elif self.batch_size <= UNROLLED_ROWS_MOST:
+            candidates = [VMAP, *loops, UNROLLED]
+        else:
+            candidates = [VMAP, *loops]
         return [each for each in candidates if each.family in self.families]
 
     def _rows(self, strategy: Strategy) -> int:
@@ -274,6 +283,11 @@ class Search:
         return replace(curve, reach=curve.reach * max(1.0, octaves / USUAL_OCTAVES))
 
     def _point(self, strategy: Strategy) -> Point:
+        """Returns where a candidate lies beside the others."""
+        point = self._forward_point(strategy)
+        return replace(point, shift=point.shift + self.prior.remat) if strategy.remat else point
+
+    def _forward_point(self, strategy: Strategy) -> Point:
         prior, octave = self.prior, math.log2(self._rows(strategy))
         match strategy.family:
             case "vmap":
@@ -344,6 +358,7 @@ def reopened(record: Record, limits: Limits) -> tuple[Outcome, ...] | None:
         facts=record.facts,
         limits=limits,
         families=tuple(each for each in FAMILIES if each not in excluded),
+        remat=record.is_derivative,
     )
     return None if search.next(kept) is None else kept
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from autobatch._choose import choose, total_s
 from autobatch._record import Limits, Outcome, Record, Status
 from autobatch._search import reopened
-from autobatch._strategies import FAMILIES, MAP, VMAP, Family, Strategy, chunked
+from autobatch._strategies import FAMILIES, MAP, UNROLLED, VMAP, Family, Strategy, chunked
 
 CONTENDER = 1.25
 """A candidate whose total at a glance is this many times the least will not win."""
@@ -49,6 +49,7 @@ def start(
     limits: Limits,
     *,
     may_hang: bool,
+    is_derivative: bool = False,
     is_supervised: bool = False,
     resume: Record | None = None,
     left: Record | None = None,
@@ -58,6 +59,7 @@ def start(
     Args:
         limits: the budget.
         may_hang: whether the program may not end when it is vectorised.
+        is_derivative: whether it is the value and the pullback of a call.
         is_supervised: whether another process would then end it.
         resume: a record whose search these limits let go on. Its plan is measured again, since the
             others must agree with it.
@@ -65,10 +67,14 @@ def start(
             processes do not compare well, so what may win is measured again.
     """
     barred = may_hang and not is_supervised
+    ineligible = [_may_hang(VMAP), _may_hang(chunked(2))] if barred else []
+    if is_derivative:
+        ineligible.append(_UNROLLED)
+    without = {each.strategy.family for each in ineligible}
     begun = Start(
-        families=("map", "unrolled") if barred else FAMILIES,
+        families=tuple(each for each in FAMILIES if each not in without),
         first={MAP: None} if may_hang and is_supervised else {},  # it ends, so something is known
-        kept=(_may_hang(VMAP), _may_hang(chunked(2))) if barred else (),
+        kept=tuple(ineligible),
     )
     again: set[Strategy | None]
     if left is not None:
@@ -82,11 +88,20 @@ def start(
         again = {choose(resume, limits)}
     else:
         return begun
+    known = {each.strategy for each in kept}
     return replace(
         begun,
         first={each.strategy: each for each in kept if each.strategy in again},
-        kept=tuple(each for each in kept if each.strategy not in again),
+        kept=(
+            *(each for each in kept if each.strategy not in again),
+            *(each for each in begun.kept if each.strategy not in known),
+        ),
     )
+
+
+_UNROLLED = Outcome(
+    strategy=UNROLLED, status="ineligible", reason="keeps the values of all rows, as vmap does"
+)
 
 
 def _may_hang(strategy: Strategy) -> Outcome:

@@ -7,14 +7,17 @@ tried in `_search`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, cast, get_args
 
 Family = Literal["vmap", "map", "chunked", "unrolled"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
-_PATTERN = re.compile(r"(vmap|map|unrolled|chunked:(-?\d+))")
-ALLOWED = "'vmap', 'map', 'unrolled' or 'chunked:K' with K >= 1 rows"
+_PATTERN = re.compile(r"(vmap|map|unrolled|chunked:(-?\d+))(\+remat)?")
+ALLOWED = (
+    "'vmap', 'map', 'unrolled' or 'chunked:K' with K >= 1 rows, "
+    "with '+remat' for derivatives that compute again instead of keeping"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +27,16 @@ class Strategy:
     Attributes:
         family: which of the four ways.
         chunk_size: rows per vectorised step (`lax.map` calls it `batch_size`); only for `chunked`.
+        remat: whether a derivative computes the values inside a step again, from its inputs,
+            instead of keeping those of all steps (`jax.checkpoint`); says nothing elsewhere.
 
-    >>> str(Strategy.parse("chunked:64"))
-    'chunked:64'
+    >>> str(Strategy.parse("chunked:64+remat"))
+    'chunked:64+remat'
     """
 
     family: Family
     chunk_size: int | None = None
+    remat: bool = False
 
     def __post_init__(self) -> None:
         if (self.chunk_size is not None) != (self.family == "chunked"):
@@ -39,7 +45,8 @@ class Strategy:
             raise ValueError(f"a chunk holds at least 1 row; got chunked:{self.chunk_size}")
 
     def __str__(self) -> str:
-        return self.family if self.chunk_size is None else f"chunked:{self.chunk_size}"
+        name = self.family if self.chunk_size is None else f"chunked:{self.chunk_size}"
+        return f"{name}+remat" if self.remat else name
 
     @classmethod
     def parse(cls, text: object) -> Strategy:
@@ -51,14 +58,19 @@ class Strategy:
         match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise ValueError(f"strategy must be {ALLOWED}; got {text!r}")
-        if match[2] is not None:
-            return cls(family="chunked", chunk_size=int(match[2]))
-        return cls(family=match[1])  # pyright: ignore[reportArgumentType]
+        chunk_size = None if match[2] is None else int(match[2])
+        family = cast(Family, match[1] if chunk_size is None else "chunked")
+        return cls(family=family, chunk_size=chunk_size, remat=match[3] is not None)
 
 
 VMAP = Strategy(family="vmap")
 MAP = Strategy(family="map")
 UNROLLED = Strategy(family="unrolled")
+
+
+def rematerialised(strategy: Strategy) -> Strategy:
+    """Returns the strategy whose derivative computes again what a step had computed."""
+    return replace(strategy, remat=True)
 
 
 def chunked(chunk_size: int) -> Strategy:

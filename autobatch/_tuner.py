@@ -27,12 +27,10 @@ from autobatch._load import contention
 from autobatch._measure import Reference, Trial
 from autobatch._nesting import busy
 from autobatch._record import Facts, Outcome, PeakSource, Record, Status
-from autobatch._reductions import Reduction
-from autobatch._report import summary
+from autobatch._report import announcement, summary
 from autobatch._search import Search, over_memory
 from autobatch._start import CONTENDER, start
 from autobatch._strategies import VMAP, Strategy, rows_at_once
-from autobatch._units import format_seconds
 from autobatch._workload import equations
 
 LOGGER = logging.getLogger("autobatch")
@@ -92,7 +90,15 @@ class _Tuning:
         self._default: Trial | None = self._trace(VMAP)
         self._facts = self._known_facts(self._default)
         hangs, watched = row is not None and may_not_end(row), job.supervision is not None
-        begun = start(job.limits, may_hang=hangs, is_supervised=watched, resume=resume, left=left)
+        derives = job.workload.moving is not None
+        begun = start(
+            job.limits,
+            may_hang=hangs,
+            is_derivative=derives,
+            is_supervised=watched,
+            resume=resume,
+            left=left,
+        )
         self._first = dict(begun.first)
         self._others = list(begun.kept)  # what was not measured, and what was in earlier tunings
         self._search = Search(
@@ -100,6 +106,7 @@ class _Tuning:
             facts=self._facts,
             limits=job.limits,
             families=begun.families,
+            remat=derives,
             also=job.also,
         )
 
@@ -202,9 +209,7 @@ class _Tuning:
         self._trying("run", trial.strategy)
         outputs = _measure.first_run(trial, self._args, self._kwargs, job.device, instruments)
         if self._reference is None:
-            row = job.workload.row
-            axes = () if row is None else row.out_axes
-            self._reference = Reference(outputs, [isinstance(each, Reduction) for each in axes])
+            self._reference = Reference(outputs, job.workload.sums)
         else:
             disagreement = self._reference.disagreement(outputs)
             if disagreement is not None:
@@ -391,10 +396,4 @@ class _Tuning:
     def _announce(self, seconds: float) -> None:
         if seconds > LONG_S and not self._announced:
             self._announced = True
-            LOGGER.warning(
-                "autobatch: tuning `%s` (%d rows) may take %s or more, once; tune ahead with "
-                "`.tune(...)`, or bound it with Budget(tuning_s=...)",
-                self._job.name,
-                self._job.workload.batch_size,
-                format_seconds(seconds),
-            )
+            LOGGER.warning(announcement(self._job.name, self._job.workload.batch_size, seconds))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -127,6 +127,8 @@ class Workload:
         batch_size: rows of the batch.
         statics: what of the call is no array.
         out_tree: structure of `fun`'s result.
+        moving: positions of the operands that are differentiated, if this is the value and the
+            pullback of a call and not the call itself; else None.
     """
 
     row: RowProgram | None
@@ -136,6 +138,18 @@ class Workload:
     batch_size: int
     statics: Statics
     out_tree: Any
+    moving: tuple[int, ...] | None = None
+
+    @property
+    def sums(self) -> list[bool]:
+        """For each result, whether it is a sum or a mean over the rows, whose terms may cancel."""
+        if self.row is None:
+            return []
+        axes = self.row.in_axes
+        return [
+            *(isinstance(axis, Reduction) for axis in self.row.out_axes),
+            *(axes[at] is None for at in self.moving or ()),
+        ]
 
     def serves(self, arrays: list[Any], statics: Statics) -> bool:
         """Returns whether this describes a call with these arrays, by shape and dtype."""
@@ -190,7 +204,7 @@ def describe(spec: MapSpec, arrays: list[Any], statics: Statics) -> Workload:
         return jax.tree.unflatten(traced["out_tree"], outputs)
 
     def whole(arrays: list[Any]) -> Any:
-        traced["arguments"] = tuple(_shape_of(each) for each in arrays)
+        traced["arguments"] = tuple(shape_of(each) for each in arrays)
         args, kwargs = statics.rebuilt(arrays)
         fun = spec.fun if needs_vmap((args, kwargs)) else spy
         return jax.tree.leaves(spec.stacking(fun)(*args, **kwargs))
@@ -230,6 +244,26 @@ def describe(spec: MapSpec, arrays: list[Any], statics: Statics) -> Workload:
     )
 
 
+def without_unused(row: RowProgram) -> tuple[RowProgram, list[int]]:
+    """Returns the program without the operands that it does not use, and the places of the others.
+
+    jit drops unused arguments, but does not look for them behind a custom rule.
+    """
+    jaxpr = row.jaxpr
+    used = {
+        each
+        for each in (*(var for eqn in jaxpr.eqns for var in eqn.invars), *jaxpr.outvars)
+        if not isinstance(each, jax.extend.core.Literal)
+    }
+    kept = [at for at, var in enumerate(jaxpr.invars) if var in used]
+    smaller = replace(
+        row,
+        jaxpr=jaxpr.replace(invars=[jaxpr.invars[at] for at in kept]),
+        in_axes=tuple(row.in_axes[at] for at in kept),
+    )
+    return smaller, kept
+
+
 def equations(jaxpr: Any) -> Iterator[Any]:
     """Yields every equation of a jaxpr, those inside loops, branches and calls included."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -242,7 +276,8 @@ def _as_tuple(axes: Any) -> Any:
     return tuple(axes) if isinstance(axes, list) else axes
 
 
-def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
+def shape_of(array: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of an array, concrete or traced, or of what one refers to."""
     aval = jax.typeof(array)
     aval = getattr(aval, "inner_aval", aval)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

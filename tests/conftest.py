@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from autobatch._gate import Need
 from autobatch._record import Outcome
 from autobatch._search import UNROLLED_ROWS_MOST, Search, chunk_sizes
-from autobatch._strategies import MAP, UNROLLED, VMAP, Strategy, chunked
+from autobatch._strategies import MAP, UNROLLED, VMAP, Strategy, chunked, rematerialised
 
 BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 
@@ -73,7 +73,10 @@ def exhaustive(monkeypatch: pytest.MonkeyPatch) -> None:
         tried = {each.strategy for each in outcomes}
         sizes = [chunked(each) for each in chunk_sizes(self.batch_size)[:2]]
         unrolled = [UNROLLED] if self.batch_size <= UNROLLED_ROWS_MOST else []
-        for each in (VMAP, *sizes, MAP, *unrolled):
+        loops = [*sizes, MAP, *unrolled]
+        if self.remat:
+            loops = [*map(rematerialised, [*sizes, MAP])]
+        for each in (VMAP, *loops):
             is_open = each.family in self.families and each not in tried
             if is_open and self._bar(each, outcomes, needs) is None:
                 return each

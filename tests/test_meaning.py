@@ -230,7 +230,9 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("strategy", ["map", "chunked:2", "unrolled", None], ids=str)
+@pytest.mark.parametrize(
+    "strategy", ["map", "chunked:2", "unrolled", "chunked:2+remat", "vmap+remat", None], ids=str
+)
 def test_every_transformation_sees_vmap(transform: str, strategy: Any) -> None:
     batched, plain = autobatch(loss, (None, 0), strategy=strategy), jax.vmap(loss, (None, 0))
     w, x = jnp.asarray(rows(2, 3)), jnp.asarray(rows(ROWS, 3, seed=1))

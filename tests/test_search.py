@@ -259,6 +259,7 @@ def cut(status: Any, **searched: Any) -> Record:
     ("status", "wider"),
     [
         ("over-memory", {"memory_bytes": 3 * GIB}),
+        ("over-memory", {"memory_bytes": 3 * GIB, "memory_is_explicit": False}),
         ("over-compile", {"compile_s": 61.0}),
         ("out-of-time", {"tuning_s": 61.0}),
         ("not-worth", {"expected_calls": 1001}),
@@ -275,7 +276,6 @@ def test_a_wider_limit_opens_what_it_barred(status: Any, wider: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("status", "other"),
     [
-        ("over-memory", {"memory_bytes": 3 * GIB, "memory_is_explicit": False}),
         ("over-memory", {"memory_bytes": GIB}),
         ("over-memory", {"memory_bytes": None, "memory_is_explicit": False}),
         ("over-memory", {"tuning_s": 61.0}),
@@ -286,6 +286,13 @@ def test_a_wider_limit_opens_what_it_barred(status: Any, wider: dict[str, Any]) 
 )
 def test_other_limits_open_nothing(status: Any, other: dict[str, Any]) -> None:
     assert reopened(cut(status), make_limits(**other)) is None
+
+
+def test_of_two_default_limits_of_memory_neither_is_the_wider() -> None:
+    record = cut("over-memory")
+    record = replace(record, searched=replace(record.searched, memory_is_explicit=False))
+    assert reopened(record, make_limits(memory_bytes=3 * GIB, memory_is_explicit=False)) is None
+    assert reopened(record, make_limits(memory_bytes=3 * GIB)) is not None
 
 
 def test_more_calls_open_the_search_only_if_a_candidate_pays() -> None:
