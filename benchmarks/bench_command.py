@@ -46,7 +46,7 @@ def main() -> None:
             store = open_store(folder)
             assert store is not None
             store.merge(list(records(count)), lambda *_: True)
-            listing = ("-m", "autobatch._cli", "cache", "list", "--store", folder)
+            listing = ("-m", "autobatch", "cache", "list", "--store", folder)
             importing, table, data = [], [], []
             for _ in range(REPETITIONS):
                 importing.append(seconds("-c", LIBRARIES))

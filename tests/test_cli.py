@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import runpy
+import shutil
 import stat
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from click.testing import CliRunner, Result
 from records import make_limits, make_outcome, make_record
 
 import autobatch
+from autobatch import _store
 from autobatch._cli import _cache, _cache_files, _cache_removal, main
 from autobatch._digest import digest
 from autobatch._exchange import from_document, to_document
@@ -117,6 +120,21 @@ def test_table_holds_the_newest(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert lines[3:] == ["1 older one: --all shows it"]
     assert len(run("cache", "list", "--all").stdout.splitlines()) == 4
     assert len(json.loads(run("cache", "list", "--json").stdout)) == 3
+
+
+def test_records_of_derivatives_read_well(run: Run, store: Store) -> None:
+    for key, name, derivative in ((KEYS[0], "loss", "none"), (KEYS[1], "grad of loss", [0, 2])):
+        parts = {"jax": "0.12.0", "jaxlib": "0.12.0", "derivative": derivative}
+        best = make_outcome("chunked:50+remat", run_s=1e-6)
+        store.put(make_record(key, name=name, parts=parts, outcomes=(make_outcome("vmap"), best)))
+    rows = run("cache", "list").stdout.splitlines()
+    assert [" ".join(row.split()[:6]) for row in rows if "grad" in row] == [
+        "abd2abd2 grad of loss chunked:50+remat 200"
+    ]
+    title, *_ = run("cache", "show", "abd").stdout.splitlines()
+    assert title.startswith("grad of loss   200 rows")
+    (line,) = run("cache", "diff", "abc", "abd").stdout.splitlines()[1:]
+    assert " ".join(line.split()) == 'derivative "none" [0, 2]'
 
 
 def test_names_are_no_markup_and_steer_nothing(run: Run, store: Store) -> None:
@@ -630,6 +648,58 @@ def test_doctor_finds_a_store_that_cannot_be_used(run: Run, store: Store) -> Non
     assert "can be written by other users" in run("doctor").stdout
 
 
+def test_doctor_looks_at_shipped_files(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert json.loads(run("doctor", "--json").stdout)["shipped"] == []
+    names = ["good.json", "bad.json", "missing.json", "folder", "one.json"]
+    good, bad, missing, folder, one = (str(tmp_path / each) for each in names)
+    Path(good).write_text(to_document(CARRIED))
+    Path(bad).write_text("{}")
+    Path(folder).mkdir()
+    Path(one).write_text(to_document(CARRIED[:1]))
+    paths = [good, "", bad, missing, folder, one]
+    monkeypatch.setenv("AUTOBATCH_CACHE_PATH", os.pathsep.join(paths))
+    faults = {
+        bad: "not an export of autobatch's records",
+        missing: "No such file or directory",
+        folder: "Is a directory",
+    }
+    assert json.loads(run("doctor", "--json").stdout)["shipped"] == [
+        {"path": good, "records": 3, "problem": None},
+        *({"path": each, "records": None, "problem": faults[each]} for each in faults),
+        {"path": one, "records": 1, "problem": None},
+    ]
+    result = run("doctor")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    start = lines.index(f"shipped       {good}")
+    assert [line.strip() for line in lines[start + 1 :]] == [
+        "3 records",
+        bad,
+        f"cannot be read: {faults[bad]}",
+        missing,
+        f"cannot be read: {faults[missing]}",
+        folder,
+        f"cannot be read: {faults[folder]}",
+        one,
+        "1 record",
+    ]
+
+
+def test_doctor_steers_no_terminal(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "\x1b[2J"
+    data = json.loads(to_document(CARRIED))
+    data["records"][0]["parts"]["\x1b[2J"] = {}
+    file.write_text(json.dumps(data))
+    monkeypatch.setenv("AUTOBATCH_CACHE_PATH", str(file))
+    result = run("doctor")
+    assert "cannot be read: record 1: " in result.stdout
+    assert "\x1b" not in result.stdout
+
+
 def test_doctor_takes_the_limit_of_the_environment(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -651,18 +721,69 @@ def test_doctor_without_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "nowhere" in data["problem"]
 
 
-def test_faults_of_the_store_are_one_line(run: Run, store: Store) -> None:
-    store.path.chmod(0o777)
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [("list",), ("show", "abc"), ("diff", "abc", "abd"), ("export", "-"), ("remove", "abc")],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("a file", "it is not a folder. Name another folder"),
+        ("open to all", "it can be written by other users. Run `chmod"),
+        ("damaged", "it is damaged (file is not a database). Delete it"),
+        ("closed", "it cannot be used ([Errno 13] Permission denied"),
+    ],
+)
+def test_a_store_that_cannot_be_read_is_an_error(
+    run: Run,
+    store: Store,
+    arguments: tuple[str, ...],
+    as_json: tuple[str, ...],
+    fault: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    match fault:
+        case "a file":
+            shutil.rmtree(store.path)
+            store.path.write_text("")
+        case "open to all":
+            store.path.chmod(0o777)
+        case "damaged":
+            (store.path / "cache.db").write_bytes(b"nothing" * 1000)
+        case "closed":  # to the administrator no folder is
+            monkeypatch.setattr(_store, "vet_folder", lambda path: refuse(path))
+    result = run("cache", *arguments, *as_json)
+    assert (result.exit_code, result.stdout) == (1, "")
+    message = f"Error: autobatch: the store {store.path} was passed over: {reason}"
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+
+
+def refuse(path: Path) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def test_a_record_that_cannot_be_read_hides_no_other(run: Run, store: Store) -> None:
+    plant(store, "{}")
     result = run("cache", "list", "--json")
-    assert json.loads(result.stdout) == []
+    assert result.exit_code == 0
+    assert [each["key"] for each in json.loads(result.stdout)] == KEYS[:0:-1]
     assert result.stderr.startswith(f"autobatch: the store {store.path} was passed over")
     assert result.stderr.count("\n") == 1
 
 
-def test_warnings_steer_no_terminal(run: Run, store: Store) -> None:
-    text = to_json(make_record(KEYS[0], parts={"a": []})).replace("[]", '{"\\u009b2J": 1}')
+def plant(store: Store, text: str) -> None:
+    """Puts a text in the place of the first record."""
     name = f"record/{SCHEMA}/{KEYS[0]}"
     store._use(lambda cache: cache.set(name, text), None, create=False)
+
+
+def test_warnings_steer_no_terminal(run: Run, store: Store) -> None:
+    record = make_record(KEYS[0], parts={"a": []})
+    plant(store, to_json(record).replace("[]", '{"\\u009b2J": 1}'))
     result = run("cache", "list")
     assert "part 'a' is" in result.stderr
     assert "\x9b" not in result.stderr
@@ -697,6 +818,13 @@ def test_bad_environment_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).stdout == f"autobatch {autobatch.__version__}\n"
+
+
+def test_the_package_runs_the_command() -> None:
+    command = [sys.executable, "-m", "autobatch", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"autobatch {autobatch.__version__}\n"
 
 
 def commands(

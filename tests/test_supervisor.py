@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ REQUEST = Request(
     target="module:fun",
     in_axes=None,
     out_axes=None,
+    argnums=None,
     arguments=[("float32", [8])],
     inputs=None,
     budget={"memory": "2GiB"},
@@ -180,3 +182,7 @@ def test_requests_survive_the_pipe() -> None:
     read = Request.from_json(text)
     assert (read.target, read.budget, read.known) == ("module:fun", {"memory": "2GiB"}, None)
     assert [tuple(each) for each in read.arguments or ()] == [("float32", [8])]
+    assert read.argnums is None
+    for argnums in ((), (0, 2)):  # without any it is the closed-over arrays
+        text = replace(REQUEST, argnums=argnums).to_json()
+        assert Request.from_json(text).argnums == list(argnums)

@@ -54,6 +54,10 @@ class Model:
     def scaled(self, x):
         return self.scale * x
 
+    @autobatch(in_axes=(None, None, 0))
+    def weighted(self, weight, x):
+        return self.scale * jnp.sin(weight * x)
+
 
 model = Model()
 
@@ -102,9 +106,27 @@ def seen(value):
 def callback(x):
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return jax.pure_callback(seen, shape, x, vmap_method="expand_dims")
+
+
+def slope(x):
+    """Is seen where it is differentiated too, and has a derivative."""
+    return jnp.sin(x) * callback(jax.lax.stop_gradient(x))
+
+
+def looping(x):
+    return jax.lax.while_loop(lambda y: y.sum() > 1, lambda y: y / 2, x)
+
+
+def closing(weights):
+    return lambda x: jnp.tanh(weights @ x).sum()
+
+
+closed = closing(jnp.eye(4))
 '''
 
 PLAIN = ("target:plain", "--in-axes", "(None, 0)", "--arg", "f32[4,4]")
+OWN = ("target:own", "--arg", "f32[4,4]", "--arg", "f32[8,4]")
+GRADIENT = ("--for-gradient",)
 COMMAND = "import sys; sys.argv[0] = 'autobatch'; from autobatch._cli import main; main()"
 
 Run = Callable[..., Result]
@@ -158,6 +180,26 @@ def stored(folder: Path) -> list[Record]:
 
 def eye(rows: int, width: int = 4) -> np.ndarray[Any, Any]:
     return np.eye(rows, width, dtype=np.float32)
+
+
+def interrupted(command: list[str]) -> tuple[int, list[str], str]:
+    """Returns the exit code of a command interrupted in a long run, and its lines before, after.
+
+    It must have printed no result.
+    """
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        before = []
+        for line in process.stderr:
+            before.append(line)
+            if line == "asleep\n":
+                break
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate()
+    assert output == ""
+    return process.returncode, before, errors
 
 
 # The record serves
@@ -306,6 +348,147 @@ def test_where_there_is_nothing_to_choose_the_table_says_why(run: Run, store_fol
     assert stored(store_folder) == []
 
 
+# The derivative
+
+
+def test_the_record_of_a_derivative_serves_gradients(
+    run: Run, target: Any, store_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(*OWN, "--for-gradient")
+    assert result.stdout.startswith("grad of own   8 rows")
+    assert result.stderr.startswith("tuning grad of target:own\n")
+    (record,) = stored(store_folder)
+    assert (record.name, record.data) == ("grad of own", "real")
+    plan = target.own.for_gradient.plan(eye(4), eye(8))
+    assert (plan.source, plan.key) == ("record", record.key)
+    monkeypatch.setenv("AUTOBATCH_TUNE", "require")
+    found = jax.grad(lambda matrix: target.own(matrix, eye(8)).sum())(eye(4))
+    expected = jax.grad(lambda matrix: np.float32(1) * jnp.tanh(eye(8) @ matrix.T).sum())(eye(4))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("argnums", "numbers"), [(None, 0), ("0", 0), ("1", 1), ("-1", -1), ("0, 1", (0, 1))]
+)
+def test_what_is_differentiated(
+    run: Run, target: Any, argnums: str | None, numbers: int | tuple[int, ...]
+) -> None:
+    given = () if argnums is None else ("--argnums", argnums)
+    (data,) = tuned(run(*OWN, "--for-gradient", *given, "--json"))
+    assert (data["name"], data["source"]) == ("grad of own", "tuned")
+    plan = target.own.for_gradient(argnums=numbers).plan(eye(4), eye(8))
+    assert (plan.source, plan.key) == ("record", data["key"])
+    assert str(plan.strategy) == data["strategy"]
+
+
+def test_closed_over_arrays_are_differentiated_too(
+    run: Run, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("target:closed", "--arg", "f32[8,4]", "--json")
+    run(*arguments)  # that the arrays are differentiated does not show in the arguments
+    (data,) = tuned(run(*arguments, *GRADIENT, "--argnums", "()"))
+    plan = autobatch(target.closed).for_gradient(argnums=()).plan(eye(8))
+    assert (plan.source, plan.key) == ("record", data["key"])
+    monkeypatch.setenv("AUTOBATCH_TUNE", "require")
+    jax.grad(lambda weights: autobatch(target.closing(weights))(eye(8)).sum())(eye(4))
+
+
+def test_of_a_method_the_arguments_after_its_object_are_counted(run: Run, target: Any) -> None:
+    arguments = ("target:model.weighted", "--arg", "f32[]", "--arg", "f32[8]", "--for-gradient")
+    for argnums in (0, 1):
+        (data,) = tuned(run(*arguments, "--argnums", str(argnums), "--json"))
+        gradient = target.model.weighted.for_gradient(argnums=argnums)
+        plan = gradient.plan(np.float32(1), np.ones(8, np.float32))
+        assert (plan.source, plan.key) == ("record", data["key"])
+
+
+def test_a_derivative_is_tuned_for_each_size(run: Run, store_folder: Path) -> None:
+    result = run(*PLAIN, "--arg", "f32[N,4]", "--sizes", "2,3", "--for-gradient")
+    assert [line.split()[:5] for line in result.stdout.splitlines() if "plain" in line] == [
+        ["grad", "of", "plain", "2", "rows"],
+        ["grad", "of", "plain", "3", "rows"],
+    ]
+    assert "tuning grad of target:plain, N = 3" in result.stderr
+    assert sorted(each.batch_size for each in stored(store_folder)) == [2, 3]
+
+
+def test_a_record_of_a_derivative_is_not_made_again(run: Run) -> None:
+    assert "tuned in" in run(*OWN, "--for-gradient").stdout
+    again = run(*OWN, "--for-gradient")
+    assert "from the record of" in again.stdout
+    assert again.stderr == ""
+    assert "tuned in" in run(*OWN, "--for-gradient", "--force").stdout
+
+
+def test_a_function_and_its_derivative_have_records_of_their_own(
+    run: Run, store_folder: Path
+) -> None:
+    (call,), (derivative,) = (tuned(run(*OWN, *each, "--json")) for each in ((), GRADIENT))
+    assert {each["source"] for each in (call, derivative)} == {"tuned"}
+    assert {each.key for each in stored(store_folder)} == {call["key"], derivative["key"]}
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "reason"),
+    [
+        ("SIGSEGV", "failed", "crashed: SIGSEGV"),
+        ("sleep", "failed", "did not end within 2.0 s"),
+    ],
+)
+def test_a_derivative_that_ends_the_child_is_an_outcome(
+    run: Run,
+    what: str,
+    status: str,
+    reason: str,
+    target: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WHAT_HAPPENS", what)
+    arguments = ("target:slope", "--arg", "f32[8,3]", "--run-s", "2")
+    (data,) = tuned(run(*arguments, *GRADIENT, "--json"))
+    found = outcomes(data)
+    assert found["vmap"] == (status, reason)
+    assert found["unrolled"][0] == "ineligible"
+    assert {each for each, _ in found.values()} & {"measured"}
+    plan = autobatch(target.slope).for_gradient.plan(eye(8, 3))
+    assert (plan.source, plan.key) == ("record", data["key"])
+    assert plan.strategy != Strategy.parse("vmap")
+
+
+def test_control_c_keeps_what_was_measured_of_a_derivative(
+    store_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WHAT_HAPPENS", "sleep among few")
+    command = [sys.executable, "-c", COMMAND, "tune", "target:slope", "--arg", "f32[8,3]"]
+    code, _, errors = interrupted([*command, *GRADIENT])
+    assert code == 130
+    assert f"interrupted: what was measured is kept in {store_folder}\n" in errors
+    (record,) = stored(store_folder)
+    assert record.name == "grad of slope"
+    assert {each.status for each in record.outcomes} >= {"measured", "out-of-time"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["target:looping", "--arg", "f32[8,3]"], "ValueError: Reverse-mode differentiation"),
+        (["target:plain", "--arg", "i32[8,3]", "--arg", "i32[8,3]"], "TypeError: what is differ"),
+        ([*OWN, "--argnums", "2"], "ValueError: argnums has 2, and the call has 2 arguments"),
+    ],
+)
+def test_what_has_no_derivative_is_refused(run: Run, arguments: list[str], message: str) -> None:
+    result = run(*arguments, *GRADIENT, code=1)
+    assert result.stderr.startswith(f"Error: `{arguments[0]}`: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_nothing_depends_on_is_not_tuned(run: Run, store_folder: Path) -> None:
+    result = run("target:callback", "--arg", "f32[8,3]", *GRADIENT, "--argnums", "()")
+    assert result.stdout.startswith("grad of callback   8 rows")
+    assert "it does not depend on what is differentiated" in result.stdout
+    assert stored(store_folder) == []
+
+
 # Candidates that end the child
 
 
@@ -392,19 +575,8 @@ def test_control_c_keeps_what_was_measured(
 ) -> None:
     monkeypatch.setenv("WHAT_HAPPENS", "sleep among few")
     command = [sys.executable, "-c", COMMAND, "tune", *CALLBACK]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        before = []
-        for line in process.stderr:
-            before.append(line)
-            if line == "asleep\n":
-                break
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate()
-    assert process.returncode == 130
-    assert output == ""
+    code, before, errors = interrupted(command)
+    assert code == 130
     assert f"interrupted: what was measured is kept in {store_folder}\n" in errors
     assert "Traceback" not in errors
     assert any(line.startswith("   vmap: ") and "a call" in line for line in before)
@@ -475,7 +647,9 @@ def test_pickles_are_refused(run: Run, folder: Path) -> None:
     [
         (["target", "--arg", "f32[8]"], "is no MODULE:FUN"),
         (["target:", "--arg", "f32[8]"], "is no MODULE:FUN"),
-        ([*PLAIN, "--for-gradient"], "not available yet"),
+        ([*PLAIN, "--argnums", "0"], "--argnums needs --for-gradient"),
+        ([*PLAIN, "--for-gradient", "--argnums", ""], "is no list of arguments such as 0 or 0,2"),
+        ([*PLAIN, "--for-gradient", "--argnums", "x"], "is no list of arguments"),
         (["target:plain"], "either with --arg or with --inputs"),
         ([*PLAIN, "--inputs", "target.py"], "either with --arg or with --inputs"),
         ([*PLAIN, "--inputs", "nothing.npz"], "does not exist"),

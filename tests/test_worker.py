@@ -21,6 +21,7 @@ REQUEST = Request(
     target="served:fun",
     in_axes=None,
     out_axes=None,
+    argnums=None,
     arguments=[("float32", [8, 4])],
     inputs=None,
     budget={"compile_s": 50.0, "tuning_s": 40.0},
@@ -28,6 +29,8 @@ REQUEST = Request(
     force=False,
     run_s=30.0,
 )
+
+GRADIENT = replace(REQUEST, argnums=(0,))
 
 Reports = list[dict[str, Any]]
 
@@ -105,10 +108,22 @@ def test_time_that_is_used_up_is_used_up_for_the_next_child_too() -> None:
     assert found == {str(each.strategy): each.run_s for each in record.outcomes}
 
 
-def test_a_record_is_found_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = served()[-1]
+@pytest.mark.usefixtures("exhaustive")
+def test_of_a_derivative_the_same_is_announced() -> None:
+    reports = served(GRADIENT)
+    tried = [each for each in doings(reports) if not each.startswith("time")]
+    strategies = ["vmap", "chunked:4+remat", "chunked:2+remat", "map+remat"]
+    assert tried == [f"{what} {each}" for each in strategies for what in ("compile", "run")]
+    assert (reports[-1]["plan"]["name"], reports[-1]["record"]["name"]) == ("grad of sum",) * 2
+
+
+@pytest.mark.parametrize("asked", [REQUEST, GRADIENT], ids=["call", "derivative"])
+def test_a_record_is_found_without_measuring(
+    monkeypatch: pytest.MonkeyPatch, asked: Request
+) -> None:
+    first = served(asked)[-1]
     monkeypatch.setattr(Search, "next", lambda *_: pytest.fail("it searches"))
-    reports = served()
+    reports = served(asked)
     assert doings(reports) == []
     assert (reports[-1]["plan"]["key"], reports[-1]["record"]) == (
         first["plan"]["key"],

@@ -34,8 +34,8 @@ class _LazyGroup(click.Group):
 def main(context: click.Context) -> None:
     """See what autobatch measured, chose and remembers.
 
-    Exit codes: 0, 1 where something is not found or refused, 2 for wrong usage, 130 after Ctrl-C
-    in `autobatch tune`.
+    Exit codes: 0, 1 where something is not found, cannot be read or is refused, 2 for wrong usage,
+    130 after Ctrl-C in `autobatch tune`.
     """
     context.with_resource(warnings.catch_warnings())
     warnings.simplefilter("always", AutobatchWarning)

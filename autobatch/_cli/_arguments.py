@@ -1,4 +1,4 @@
-"""What the options of `autobatch tune` mean: shapes, sizes, axes and limits. jax is not needed."""
+"""What the options of `autobatch tune` mean: shapes, sizes, axes, argnums. jax is not needed."""
 
 from __future__ import annotations
 
@@ -81,6 +81,25 @@ class SizesType(click.ParamType):
         if not re.fullmatch(r"\s*\d{1,18}(\s*,\s*\d{1,18})*\s*", value):
             self.fail(f"{value!r} is no list of sizes such as 64,256,1024.", param, ctx)
         return list(dict.fromkeys(int(each) for each in value.split(",")))
+
+
+class ArgnumsType(click.ParamType):
+    """`0,2`: positions of arguments; `()` for none.
+
+    >>> ArgnumsType().convert("0,-1", None, None), ArgnumsType().convert("()", None, None)
+    ((0, -1), ())
+    """
+
+    name = "argnums"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if value.strip() == "()":
+            return ()
+        if not re.fullmatch(r"\s*-?\d{1,9}(\s*,\s*-?\d{1,9})*\s*", value):
+            self.fail(f"{value!r} is no list of arguments such as 0 or 0,2.", param, ctx)
+        return tuple(int(each) for each in value.split(","))
 
 
 class LiteralType(click.ParamType):

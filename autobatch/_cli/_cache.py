@@ -11,7 +11,7 @@ import click
 from autobatch._choose import Plan, choose, explained, smallest
 from autobatch._cli._cache_files import export_records, import_records
 from autobatch._cli._cache_removal import clear, prune, remove
-from autobatch._cli._options import echo_json, found, json_option, opened, store_option
+from autobatch._cli._options import echo_json, found, json_option, opened, recorded, store_option
 from autobatch._digest import differing
 from autobatch._record import Record, to_data
 from autobatch._report import explain, printable
@@ -43,7 +43,7 @@ def list_records(everything: bool, as_json: bool, folder: str | None) -> None:
     JSON holds all of them, with the strategy that each record's own limits lead to.
     """
     store = opened(folder)
-    records = store.records()
+    records = recorded(store)
     if as_json:
         echo_json([_summary(each) for each in records])
     elif not records:

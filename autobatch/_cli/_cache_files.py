@@ -16,6 +16,7 @@ from autobatch._cli._options import (
     found,
     json_option,
     opened,
+    recorded,
     store_option,
 )
 from autobatch._exchange import MOST_BYTES, from_document, supersedes, to_document
@@ -33,7 +34,7 @@ def export_records(file: str, keys: tuple[str, ...], as_json: bool, folder: str 
     All records, or those whose keys begin with KEY. FILE is replaced if it is there.
     """
     store = opened(folder)
-    records = found(store, *keys) if keys else store.records()
+    records = found(store, *keys) if keys else recorded(store)
     if not records:
         raise click.ClickException(f"no records in {store.path}: nothing to export")
     chosen = {each.key: each for each in records}.values()

@@ -40,7 +40,7 @@ def demo(as_json: bool, store: str | None) -> None:
         if not as_json:
             _show(calls)
             click.echo("The same in a new process, from the record:\n")
-        again = [sys.executable, "-m", "autobatch._cli", "demo", "--json", "--store", folder]
+        again = [sys.executable, "-m", "autobatch", "demo", "--json", "--store", folder]
         child = subprocess.run(again, check=False, stdout=subprocess.PIPE, text=True)
     if child.returncode:
         raise click.ClickException("the second process failed")

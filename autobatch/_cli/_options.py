@@ -38,13 +38,30 @@ def opened(folder: str | None) -> Store:
     return store
 
 
+def recorded(store: Store) -> list[Record]:
+    """Returns the records of a store that can be read, the newest first.
+
+    Raises:
+        click.ClickException: there is something wrong with it, and none can be read.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AutobatchWarning)
+        records = store.records()
+    faults = [each for each in caught if issubclass(each.category, AutobatchWarning)]
+    if faults and not records:
+        raise click.ClickException(printable(str(faults[0].message)))
+    for each in caught:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return records
+
+
 def found(store: Store, *prefixes: str) -> list[Record]:
     """Returns for each of `prefixes` the one record whose key begins with it.
 
     Raises:
-        click.ClickException: for one there is none, or more than one.
+        click.ClickException: for one there is none, or more than one, or none can be read.
     """
-    records = store.records()
+    records = recorded(store)
     return [_only(records, each, store) for each in prefixes]
 
 

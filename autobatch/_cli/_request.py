@@ -17,6 +17,8 @@ class Request:
     Attributes:
         target: the function, `MODULE:FUN`.
         in_axes, out_axes: of a plain function, as Python literals; None for what `jax.vmap` does.
+        argnums: the arguments by which it is differentiated, without any the closed-over arrays;
+            None to tune the call itself.
         arguments: dtype and shape of each argument that is made up; None to read `inputs`.
         inputs: the .npz file that holds the arguments.
         budget: the fields of `Budget` that replace the function's own.
@@ -29,6 +31,7 @@ class Request:
     target: str
     in_axes: str | None
     out_axes: str | None
+    argnums: Sequence[int] | None
     arguments: Sequence[tuple[str, Sequence[int]]] | None
     inputs: str | None
     budget: dict[str, Any] = field(hash=False)
@@ -36,6 +39,11 @@ class Request:
     force: bool
     run_s: float
     known: Record | None = None
+
+    @property
+    def title(self) -> str:
+        """What is tuned, for people."""
+        return self.target if self.argnums is None else f"grad of {self.target}"
 
     def to_json(self) -> str:
         """Returns the request as one line."""

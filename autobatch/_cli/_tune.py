@@ -15,7 +15,13 @@ from typing import Any
 import click
 
 from autobatch._choose import Budget, is_measured
-from autobatch._cli._arguments import Argument, ArgumentType, LiteralType, SizesType
+from autobatch._cli._arguments import (
+    ArgnumsType,
+    Argument,
+    ArgumentType,
+    LiteralType,
+    SizesType,
+)
 from autobatch._cli._options import echo_json, json_option, opened, store_option
 from autobatch._cli._request import Request
 from autobatch._cli._supervisor import Refused, Report, Supervisor
@@ -70,7 +76,14 @@ _DOING = {"compile": "compiling", "wait": "waiting to run", "run": "running", "t
     help="End a run that takes longer.",
 )
 @click.option("--force", is_flag=True, help="Measure again even if there is a record.")
-@click.option("--for-gradient", is_flag=True, help="Tune the derivative; not available yet.")
+@click.option("--for-gradient", is_flag=True, help="Tune the derivative of FUN instead.")
+@click.option(
+    "--argnums",
+    type=ArgnumsType(),
+    metavar="N,...",
+    help="With --for-gradient: the arguments that are differentiated, by default 0; '()' for the "
+    "arrays that FUN closes over.",
+)
 @json_option
 @store_option
 @click.pass_context
@@ -85,6 +98,7 @@ def tune(
     run_s: float,
     force: bool,
     for_gradient: bool,
+    argnums: Sequence[int] | None,
     as_json: bool,
     folder: str | None,
     **budget: Any,
@@ -102,15 +116,21 @@ def tune(
     With --arg the values are random floats, zeros for integers, mixed booleans. The record counts
     as measured on real arrays all the same; where run time depends on values, give --inputs.
     Ctrl-C keeps what was measured, and the same command goes on from there.
+
+    --for-gradient tunes the derivative, as `FUN.for_gradient.tune` does. Its record serves calls
+    that are differentiated; others have a record of their own.
     """
-    if for_gradient:
-        raise click.UsageError("--for-gradient is not available yet.")
+    if argnums is not None and not for_gradient:
+        raise click.UsageError("--argnums needs --for-gradient.")
+    if for_gradient and argnums is None:
+        argnums = (0,)
     if not all(target.partition(":")):
         raise click.UsageError(f"{target!r} is no MODULE:FUN, such as package.module:function.")
     request = Request(
         target=target,
         in_axes=in_axes,
         out_axes=out_axes,
+        argnums=argnums,
         arguments=None,
         inputs=None if inputs is None else os.path.realpath(inputs),
         budget=_checked(budget),
@@ -169,14 +189,14 @@ def _requests(
     if any(None in each.shape for each in arguments) != (sizes is not None):
         raise click.UsageError("N in --arg needs --sizes, and --sizes an N in --arg.")
     if not arguments:
-        return {request.target: request}
+        return {request.title: request}
 
     def sized(size: int | None) -> Request:
         return replace(request, arguments=[each.sized(size) for each in arguments])
 
     if sizes is None:
-        return {request.target: sized(None)}
-    return {f"{request.target}, N = {each}": sized(each) for each in sizes}
+        return {request.title: sized(None)}
+    return {f"{request.title}, N = {each}": sized(each) for each in sizes}
 
 
 def _comment(report: Report, *, store: str | None, is_made_up: bool) -> None:

@@ -18,7 +18,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -32,15 +32,15 @@ from autobatch._api import BatchedFunction, BoundFunction, autobatch
 from autobatch._cli._request import Request
 from autobatch._devices import device_of
 from autobatch._errors import AutobatchError, AutobatchWarning
-from autobatch._job import Job, Phase, Supervision
-from autobatch._key import device_in_words
+from autobatch._job import NewProgram, Phase, Supervision
 from autobatch._leaves import form_of, split
-from autobatch._planner import Planned, Planner
-from autobatch._program import Program, Unplanned
+from autobatch._planned import Planned
+from autobatch._planner import Planner
+from autobatch._program import Program, Pullback, Unplanned
+from autobatch._pullback import derivative_of, moving_operands
 from autobatch._record import Outcome, Record, to_data
-from autobatch._report import explain, explain_unmeasured
 from autobatch._store import open_store
-from autobatch._strategies import Strategy
+from autobatch._strategies import VMAP, Strategy
 from autobatch._synthetic import stand_ins
 from autobatch._workload import MapSpec, Workload, describe
 
@@ -54,16 +54,6 @@ Tell = Callable[..., None]
 
 class _Refused(Exception):
     """The request cannot be served; the message says why."""
-
-
-@dataclass(kw_only=True)
-class _SupervisedPlanner(Planner):
-    """A planner whose tunings another process watches."""
-
-    supervision: Supervision
-
-    def _job(self, *args: Any, **kwargs: Any) -> Job:
-        return replace(super()._job(*args, **kwargs), supervision=self.supervision)
 
 
 def main() -> None:
@@ -124,35 +114,43 @@ def _serve(request: Request, tell: Tell) -> None:
     planner = _planner(own, request, tell)
     store = open_store(planner.store)
     tell("began", store=None if store is None else str(store.path))
-    args = (*before, *_arguments(request))
-    arrays, statics = split(args, {}, spec.static_argnums, spec.static_argnames)
-    workload = describe(spec, arrays, statics)
+    workload, arrays, new_program = _described(request, spec, before)
     device = device_of(arrays)
-    planned = _planned(request, planner, workload, arrays, device, _programs(spec, args))
+    planned = _planned(request, planner, workload, arrays, device, new_program)
     plan = planned.plan
-    if planned.record is not None and planned.limits is not None:
-        table = explain(planned.record, plan, planned.limits)
-    else:
-        table = explain_unmeasured(
-            plan,
-            name=planner.name,
-            batch_size=workload.batch_size,
-            device=device_in_words(device),
-            versions=f"jax {jax.__version__}",
-        )
     tell(
         "planned",
         plan={
             "key": plan.key,
-            "name": planner.name,
+            "name": planner.title(workload),
             "strategy": str(plan.strategy),
             "source": plan.source,
             "batch_size": workload.batch_size,
             "outcomes": [_data(each) for each in plan.outcomes],
         },
         record=None if planned.record is None else to_data(planned.record),
-        table=table,
+        table=planned.table(planner.title(workload), workload.batch_size, device),
     )
+
+
+def _described(
+    request: Request, spec: MapSpec, before: tuple[Any, ...]
+) -> tuple[Workload, list[Any], NewProgram]:
+    """Returns what is to be tuned, its arrays, and what makes programs of it.
+
+    Raises:
+        _Refused: there are no such arrays.
+        ValueError, TypeError: what `jax.vmap` raises for this call, or `for_gradient`.
+    """
+    args = (*before, *_arguments(request))
+    arrays, statics = split(args, {}, spec.static_argnums, spec.static_argnames)
+    workload = describe(spec, arrays, statics)
+    if request.argnums is None:
+        return workload, arrays, _programs(spec, args)
+    moving = moving_operands(workload, args, request.argnums, first=len(before))
+    if workload.row is not None:
+        workload, arrays = derivative_of(workload, arrays, moving)
+    return workload, arrays, Pullback
 
 
 def _planned(
@@ -161,7 +159,7 @@ def _planned(
     workload: Workload,
     arrays: Sequence[Any],
     device: Any,
-    new_program: Callable[[], Program],
+    new_program: NewProgram,
 ) -> Planned:
     """Returns the plan: that of a record if it will do, else that of a tuning."""
     fixed = planner.fixed(workload, arrays)
@@ -171,9 +169,12 @@ def _planned(
         planned = planner.known(workload, arrays, device, may_tune=True)
         if planned is None or planned.record is None:
             return planner.tuned(workload, arrays, device, new_program)
-        if all(each.status != "ineligible" for each in planned.record.outcomes):
+        ineligible = [
+            each.strategy for each in planned.record.outcomes if each.status == "ineligible"
+        ]
+        if VMAP not in ineligible:
             return planned
-        # What may not end was left out there; here it is tried.
+        # It may not end, and was left out there; here it is tried.
     return planner.tuned_anew(workload, arrays, device, new_program)
 
 
@@ -205,16 +206,16 @@ def _planner(own: Planner, request: Request, tell: Tell) -> Planner:
         "store": request.store if request.store is not None else own.store,
         "supervision": Supervision(trying=trying, learnt=learnt, known=request.known),
     }
-    return _SupervisedPlanner(**{**options, **changed})
+    return Planner(**{**options, **changed})
 
 
-def _programs(spec: MapSpec, args: tuple[Any, ...]) -> Callable[[], Program]:
+def _programs(spec: MapSpec, args: tuple[Any, ...]) -> NewProgram:
     form = form_of(args, {}, spec.static_argnums, spec.static_argnames)
 
     def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
         raise Unplanned(workload)  # candidates are told their strategy
 
-    return lambda: Program(spec, form, resolve)
+    return lambda: Program(spec, form, resolve, derive=resolve)
 
 
 def _loaded(request: Request) -> tuple[BatchedFunction[..., Any], tuple[Any, ...]]:
