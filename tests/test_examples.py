@@ -12,7 +12,9 @@ import pytest
 pytestmark = pytest.mark.source
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("[!_]*.py"))
+ANNOUNCEMENT = "autobatch: tuning `"
+"""How a line begins that says that a tuning may take long. On a busy machine any may."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[each.stem for each in EXAMPLES])
@@ -26,7 +28,8 @@ def test_it_runs(path: Path, store_folder: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    complaints = [each for each in done.stderr.splitlines() if not each.startswith(ANNOUNCEMENT)]
+    assert (done.returncode, complaints) == (0, [])
     assert " rows" in done.stdout
     assert store_folder.exists()
 
