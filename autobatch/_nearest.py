@@ -72,7 +72,7 @@ def resized(
         record.facts,
         argument_bytes=argument_bytes,
         mapped_bytes=int(factor * record.facts.mapped_bytes),
-        output_bytes=int(factor * record.facts.output_bytes),
+        output_bytes=int(max(1.0, factor) * record.facts.output_bytes),  # sums do not shrink
         working_bytes=int(factor * record.facts.working_bytes),
     )
 

@@ -87,6 +87,15 @@ def test_what_is_foretold_grows_with_the_rows() -> None:
     assert by_name["chunked:20"].status == "over-memory"
 
 
+def test_results_of_fewer_rows_may_be_as_large() -> None:
+    outcomes = (make_outcome("vmap", peak_bytes=60 * MIB),)
+    facts = make_facts(argument_bytes=MIB, output_bytes=50 * MIB, working_bytes=9 * MIB)
+    known = record(100, outcomes=outcomes, facts=facts)  # such as gradients that are added up
+    found = resized(known, key="k", parts=parts(10), batch_size=10, argument_bytes=MIB)
+    assert found.outcomes[0].predicted_bytes is not None
+    assert found.outcomes[0].predicted_bytes > 51 * MIB
+
+
 def test_a_small_batch_says_nothing_of_the_memory_of_a_large_one() -> None:
     outcomes = (
         make_outcome("vmap", peak_bytes=2 * MIB),  # as XLA plans what a library allocates: nothing
