@@ -72,6 +72,8 @@ measured before: tuning is paid for once, and the record serves every later proc
 LEISURE = 9.0
 """For every thousand expected calls a tuning may take so many times what the first candidate takes
 to compile and run: who calls a function rarely does not want to wait for the best way to do so."""
+WAIT_SHARE = 0.02
+"""So much of the total may be waited for in any case: of long runs even a few take long."""
 USUAL_OCTAVES = 10
 """The curve's reach is that for batches of so many octaves, or fewer."""
 SHORTEST_S = 1e-9
@@ -249,7 +251,9 @@ class Search:
         spent_s = sum((each.compile_s or 0.0) + RUNS * (each.run_s or 0.0) for each in measured)
         first = next((each for each in measured if each.strategy == VMAP), measured[0])
         first_s = (first.compile_s or 0.0) + (first.run_s or 0.0)
-        allowed_s = LEISURE * first_s * self.limits.expected_calls / 1000
+        calls = self.limits.expected_calls
+        least_s = min(total_s(each, calls) for each in measured)
+        allowed_s = max(LEISURE * first_s * calls / 1000, WAIT_SHARE * least_s)
         return spent_s + self._weigh(strategy, measured).cost_s <= allowed_s
 
     def _weigh(self, strategy: Strategy, measured: Sequence[Outcome]) -> _Weight:

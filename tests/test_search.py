@@ -134,6 +134,14 @@ def test_equal_candidates_end_the_search_early() -> None:
     assert len(tried(search, equal)) <= 7
 
 
+def test_a_few_calls_that_run_long_are_worth_a_search() -> None:
+    search = make_search(limits=make_limits(expected_calls=500))
+    outcomes = [make_outcome("vmap", compile_s=0.18, run_s=0.62)]
+    assert search.next(outcomes) is not None
+    few = make_search(limits=make_limits(expected_calls=100))
+    assert few.next(outcomes) is None
+
+
 def test_a_valley_is_followed_to_its_bottom() -> None:
     valley = {str(chunked(each)): abs(each - 32) ** 0.5 / 10 + 0.1 for each in chunk_sizes(1000)}
     search = make_search(limits=make_limits(expected_calls=100_000))
