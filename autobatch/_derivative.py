@@ -82,5 +82,14 @@ def is_differentiated(leaves: Sequence[Any]) -> bool:
     return any(found)
 
 
+def closes_over_differentiated(consts: Sequence[Any]) -> bool:
+    """Returns whether closed-over values are being differentiated here and now.
+
+    They belong to a trace around that which describes the function, so no custom rule is reached;
+    but JAX's tracers of the forward and of the linearised derivative both hold their tangent.
+    """
+    return any(isinstance(each, jax.core.Tracer) and hasattr(each, "tangent") for each in consts)
+
+
 def _is_moving(tangent: Any) -> bool:
     return not isinstance(tangent, SymbolicZero) and tangent.dtype != jax.dtypes.float0

@@ -17,7 +17,7 @@ import jax
 import jax.core
 
 from autobatch._choose import Plan, blank
-from autobatch._derivative import Resolve, is_differentiated
+from autobatch._derivative import Resolve, closes_over_differentiated, is_differentiated
 from autobatch._devices import device_of, under_trace
 from autobatch._leaves import Form, Statics, form_of, split
 from autobatch._planned import Planned
@@ -325,6 +325,8 @@ class _Service:
         """
 
         def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
+            if closes_over_differentiated(workload.consts):
+                return self._planned_replaced(workload, arrays).plan.strategy
             return self._planned_inside(workload, arrays).plan.strategy
 
         return Program(self._spec, self.form, resolve, self._derive, self._donation)
@@ -337,9 +339,7 @@ class _Service:
         """
 
         def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
-            from autobatch._inside import replaced_inside
-
-            return replaced_inside(self._planner, workload, arrays, device_of(())).plan.strategy
+            return self._planned_replaced(workload, arrays).plan.strategy
 
         return Program(self._spec, self.form, resolve, self._derive, self._donation)
 
@@ -348,6 +348,11 @@ class _Service:
 
         device = device_of(())
         return planned_inside(self._planner, workload, arrays, device, self._new_program(device))
+
+    def _planned_replaced(self, workload: Workload, arrays: list[Any]) -> Planned:
+        from autobatch._inside import replaced_inside
+
+        return replaced_inside(self._planner, workload, arrays, device_of(()))
 
     @property
     def _derive(self) -> Resolve:

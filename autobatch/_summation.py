@@ -263,8 +263,7 @@ def _is_product(equation: Any, jaxpr: Any, varying: set[Any]) -> bool:
         case "dot_general":
             return all(varies) and all(_is_wide(each.aval) for each in atoms)
         case "conv_general_dilated":
-            groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
-            return all(varies) and groups == (1, 1)
+            return all(varies)
         case "scatter-add":
             numbers = equation.params["dimension_numbers"]
             return not numbers.operand_batching_dims and _is_filled_with_zeros(atoms[0], jaxpr)
@@ -330,24 +329,31 @@ def _matrix_product(equation: Any) -> tuple[Make, Make]:
 
 def _convolution(params: dict[str, Any]) -> tuple[Make, Make]:
     """The features of all rows side by side are one row's that has so many of them."""
-    numbers = params["dimension_numbers"]
+    numbers, groups = params["dimension_numbers"], params["feature_group_count"]
 
     def add_row(total: Any, image: Any, kernel: Any) -> Any:
         return total + convolved(image, kernel, **params)
 
     def add_rows(total: Any, image: Any, kernel: Any) -> Any:
-        image = _side_by_side(image, numbers.lhs_spec[1])
+        image = _side_by_side(image, numbers.lhs_spec[1], groups)
         kernel = _side_by_side(kernel, numbers.rhs_spec[1])
         return total + convolved(image, kernel, **params)
 
     return add_row, add_rows
 
 
-def _side_by_side(rows: Any, axis: int) -> Any:
-    """Returns rows, stacked along the first axis, with one of their own axes following another."""
-    shape = list(rows.shape[1:])
-    shape[axis] *= rows.shape[0]
-    return jnp.moveaxis(rows, 0, axis).reshape(shape)
+def _side_by_side(rows: Any, axis: int, groups: int = 1) -> Any:
+    """Returns rows, stacked along the first axis, with one of their own axes following another.
+
+    Args:
+        rows: along the first axis.
+        axis: of a row.
+        groups: how many parts of it stay apart: all rows of the first come first.
+    """
+    shape = rows.shape[1:]
+    apart = rows.reshape(rows.shape[0], *shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
+    together = (*shape[:axis], rows.shape[0] * shape[axis], *shape[axis + 1 :])
+    return jnp.moveaxis(apart, 0, axis + 1).reshape(together)
 
 
 def _scatter(params: dict[str, Any]) -> tuple[Make, Make]:

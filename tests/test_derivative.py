@@ -253,13 +253,17 @@ def test_what_is_differentiated_is_part_of_the_workload() -> None:
     assert batched.plan(WEIGHTS, XS).key == ""
 
 
-def test_closed_over_arrays_are_differentiated_without_argnums(tunings: list[str]) -> None:
+def test_closed_over_arrays_are_differentiated_without_argnums(
+    tunings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def model(weights: Any) -> Any:
         return autobatch(lambda x: loss(weights, x))
 
     model([jnp.asarray(each) for each in WEIGHTS]).for_gradient(()).plan(XS)
     assert tunings == ["grad of <lambda>"]
+    monkeypatch.setenv("AUTOBATCH_TUNE", "require")  # of what runs, which the call itself does not
     ours = jax.grad(lambda weights: model(weights)(XS).sum())(WEIGHTS)
+    assert_same(jax.jit(jax.grad(lambda weights: model(weights)(XS).sum()))(WEIGHTS), ours)
     assert tunings == ["grad of <lambda>"]
     plain = jax.grad(lambda weights: jax.vmap(lambda x: loss(weights, x))(XS).sum())(WEIGHTS)
     assert_same(ours, plain)
