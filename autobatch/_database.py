@@ -152,9 +152,10 @@ def diagnosis(error: Exception, folder: Path) -> Fault:
     if isinstance(error, diskcache.Timeout) and isinstance(error.__context__, Exception):
         error = error.__context__  # raised for every failure to begin a transaction
     detail = str(error) or type(error).__name__
-    if "locked" in detail:
+    said = error.strerror or "" if isinstance(error, OSError) else detail  # without the path
+    if "locked" in said:
         return Fault("is locked by another process", "Try again, or end that process.", detail)
-    if "full" in detail or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+    if "full" in said or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return Fault("has no room", "Free space on its disk.", detail)
     if isinstance(error, sqlite3.OperationalError | OSError):
         return Fault("cannot be used", f"Make it readable and writable. {ELSEWHERE}", detail)

@@ -351,7 +351,9 @@ def _side_by_side(rows: Any, axis: int, groups: int = 1) -> Any:
         groups: how many parts of it stay apart: all rows of the first come first.
     """
     shape = rows.shape[1:]
-    apart = rows.reshape(rows.shape[0], *shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :])
+    apart = rows.reshape(
+        rows.shape[0], *shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]
+    )
     together = (*shape[:axis], rows.shape[0] * shape[axis], *shape[axis + 1 :])
     return jnp.moveaxis(apart, 0, axis + 1).reshape(together)
 

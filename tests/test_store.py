@@ -785,3 +785,11 @@ def plant_journal(store: Store, victim: Path | None) -> None:
         first, *others = (each.to_bytes(4) for each in numbers)
         tail = first + name + b"".join(others) + bytes.fromhex("d9d505f920a163d7")
     journal.write_bytes(cut_short[1] + tail)
+
+
+def test_the_path_of_a_store_is_no_diagnosis() -> None:
+    folder = Path("/data/locked/full")
+    denied = PermissionError(13, "Permission denied", str(folder / "cache.db"))
+    assert _database.diagnosis(denied, folder).what == "cannot be used"
+    locked = sqlite3.OperationalError("database is locked")
+    assert _database.diagnosis(locked, folder).what == "is locked by another process"
