@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.core
-import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from autobatch._mapping import mapped
@@ -60,35 +59,19 @@ def mapped_with_derivatives(
     return run(*(operands[at] for at in kept))
 
 
-def is_differentiated(leaves: Sequence[Any]) -> bool:
-    """Returns whether a call of these leaves is being differentiated here and now.
+def is_differentiated(values: Sequence[Any]) -> bool:
+    """Returns whether values are being differentiated here and now.
 
-    If so, a custom rule is reached at once; if the call is only traced, to be differentiated later,
-    it is not.
+    If they are only traced, to be differentiated later, nobody knows it yet. JAX's tracers of the
+    forward and of the linearised derivative hold a tangent; those of `jax.vmap` a value, which may
+    be such a tracer. (A custom rule would tell as well, and be left in the user's program.)
     """
-    found: list[bool] = []
-
-    @jax.custom_jvp
-    def probe(*values: Any) -> float:
-        return 0.0
-
-    def rule(primals: Any, tangents: Any) -> tuple[float, float]:
-        found.append(any(map(_is_moving, tangents)))
-        return 0.0, 0.0
-
-    probe.defjvp(rule, symbolic_zeros=True)
-    tracers = [each for each in leaves if isinstance(each, jax.core.Tracer)]
-    probe(*(each for each in tracers if jnp.issubdtype(each.dtype, jnp.inexact)))
-    return any(found)
+    return any(isinstance(each, jax.core.Tracer) and _holds_tangent(each) for each in values)
 
 
-def closes_over_differentiated(consts: Sequence[Any]) -> bool:
-    """Returns whether closed-over values are being differentiated here and now.
-
-    They belong to a trace around that which describes the function, so no custom rule is reached;
-    but JAX's tracers of the forward and of the linearised derivative both hold their tangent.
-    """
-    return any(isinstance(each, jax.core.Tracer) and hasattr(each, "tangent") for each in consts)
+def _holds_tangent(tracer: Any) -> bool:
+    inner = getattr(tracer, "val", None)
+    return hasattr(tracer, "tangent") or (inner is not None and _holds_tangent(inner))
 
 
 def _is_moving(tangent: Any) -> bool:

@@ -88,6 +88,12 @@ def under_trace(leaves: Iterable[Any]) -> bool:
     return _current_trace() is not top
 
 
+def is_abstract(leaves: Iterable[Any]) -> bool:
+    """Returns whether a call has shapes, or traced values, instead of arrays."""
+    leaves = list(leaves)
+    return under_trace(leaves) or any(isinstance(each, jax.ShapeDtypeStruct) for each in leaves)
+
+
 def _current_trace() -> Any:
     with jax.extend.core.take_current_trace() as trace:
         return trace

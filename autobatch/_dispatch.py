@@ -17,8 +17,9 @@ import jax
 import jax.core
 
 from autobatch._choose import Plan, blank
-from autobatch._derivative import Resolve, closes_over_differentiated, is_differentiated
-from autobatch._devices import device_of, under_trace
+from autobatch._derivative import Resolve, is_differentiated
+from autobatch._devices import device_of, is_abstract, several_local_devices, under_trace
+from autobatch._fixed import alone_inside
 from autobatch._leaves import Form, Statics, form_of, split
 from autobatch._planned import Planned
 from autobatch._planner import Planner
@@ -164,6 +165,7 @@ class _Service:
         self._tuned: dict[str, Program] = {}
         self._common: dict[Any, Program] = {}
         self._inlined: dict[str, Strategy] = {}
+        self._derived: dict[str, Strategy] = {}
         self.serve: Serve = self._unserved
 
     # What follows happens once per signature.
@@ -204,7 +206,7 @@ class _Service:
         workload = describe(self._spec, arrays, statics)
         if self._is_off():
             return workload, _OFF, self._off
-        if is_abstract(args, kwargs):
+        if is_abstract(jax.tree.leaves((args, kwargs))):
             planned = self._planned_inside(workload, arrays)
             return workload, planned, self._traced.jitted
         with self._lock:
@@ -231,13 +233,17 @@ class _Service:
             assert planned is not None
             return workload, planned
         workload, arrays = derivative_of(workload, arrays, moving)
-        if is_abstract(args, kwargs):
+        if self._planner.strategy is None and several_local_devices():
+            return workload, Planned(plan=alone_inside())  # and that is where derivatives are taken
+        if is_abstract(jax.tree.leaves((args, kwargs))):
             return workload, _derivative_inside(self._planner, workload, arrays)
         with self._lock:
             planned = self._planner.planned(
                 workload, arrays, device_of(arrays), Pullback, anew=anew
             )
-            self._forget_inside()
+            key, strategy = planned.plan.key, planned.plan.strategy
+            if self._derived.get(key, strategy) != strategy:
+                self._forget_all()
         return workload, planned
 
     def relieved(self, args: Any, kwargs: Any) -> bool:
@@ -312,6 +318,15 @@ class _Service:
         """Returns what serves a call inside another trace."""
         return self._replaced if is_differentiated(leaves) else self._traced
 
+    def _forget_all(self) -> None:
+        """Drops every program: their derivatives have an old plan compiled in."""
+        self._tuned.clear()
+        self._common.clear()
+        self._derived.clear()
+        self._forget_inside()
+        self._routes, self.serve = Routes(self._unserved), self._unserved
+        self._dispatcher.entered(self)
+
     def _forget_inside(self) -> None:
         """Drops what serves calls inside traces: they are planned again, by what is known now."""
         for name in ("_traced", "_replaced"):
@@ -325,7 +340,7 @@ class _Service:
         """
 
         def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
-            if closes_over_differentiated(workload.consts):
+            if is_differentiated(workload.consts):
                 return self._planned_replaced(workload, arrays).plan.strategy
             return self._planned_inside(workload, arrays).plan.strategy
 
@@ -356,8 +371,15 @@ class _Service:
 
     @property
     def _derive(self) -> Resolve:
-        planner = self._planner  # and nothing that leads to the function: see `_derivative`
-        return lambda workload, arrays: _derivative_inside(planner, workload, arrays).plan.strategy
+        # Nothing here leads to the function: see `_derivative`.
+        planner, derived = self._planner, self._derived
+
+        def derive(workload: Workload, arrays: list[Any]) -> Strategy:
+            plan = _derivative_inside(planner, workload, arrays).plan
+            derived[plan.key] = plan.strategy
+            return plan.strategy
+
+        return derive
 
     @functools.cached_property
     def _off(self) -> Any:
@@ -373,12 +395,6 @@ class _Service:
         """Puts a callable into service for calls like this one; None for a call inside a trace."""
         self.serve = self._routes.entered(workload, args, kwargs, serve)
         self._dispatcher.entered(self)
-
-
-def is_abstract(args: Any, kwargs: Any) -> bool:
-    """Returns whether a call has shapes, or traced values, instead of arrays."""
-    leaves = jax.tree.leaves((args, kwargs))
-    return under_trace(leaves) or any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
 
 
 def _derivative_inside(planner: Planner, workload: Workload, arrays: list[Any]) -> Planned:

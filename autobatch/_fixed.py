@@ -13,6 +13,7 @@ from autobatch._eligibility import (
     must_not_run,
     nothing_to_choose,
     only_vmap,
+    why_only_vmap,
 )
 from autobatch._errors import IneligibleStrategyError
 from autobatch._mapping import check
@@ -50,6 +51,11 @@ def fixed_plan(
     return None
 
 
+def alone_inside() -> Plan:
+    """Returns the plan of calls inside a trace where there are several devices."""
+    return unmeasured("sole", "vmap alone: a trace does not say what is sharded")
+
+
 def unmeasured(source: Source, reason: str, key: str = "", strategy: Strategy = VMAP) -> Plan:
     """Returns a plan without figures.
 
@@ -64,6 +70,8 @@ def unmeasured(source: Source, reason: str, key: str = "", strategy: Strategy = 
 
 def _forced(workload: Workload, arrays: Sequence[Any], strategy: Strategy, name: str) -> Plan:
     at_once = strategy.chunk_size if strategy.family == "chunked" else None
+    if strategy.family == "vmap" and why_only_vmap(workload, arrays) is not None:
+        strategy = VMAP  # to do its steps again could change it, too
     if strategy.family != "vmap" and (at_once is None or at_once < workload.batch_size):
         reason = None if nothing_to_choose(workload) else only_vmap(workload, arrays)
         effect = None if workload.row is None else effect_of(workload.row)

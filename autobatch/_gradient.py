@@ -8,8 +8,8 @@ from typing import Any, Generic, ParamSpec
 import jax
 
 from autobatch._choose import Plan
-from autobatch._devices import device_of
-from autobatch._dispatch import Dispatcher, is_abstract
+from autobatch._devices import device_of, is_abstract
+from autobatch._dispatch import Dispatcher
 from autobatch._planned import Planned
 from autobatch._planner import Planner
 from autobatch._workload import Workload
@@ -111,7 +111,7 @@ def check_concrete(args: Any, kwargs: Any, what: str) -> None:
     Raises:
         TypeError: it has shapes, or traced values.
     """
-    if is_abstract(args, kwargs):
+    if is_abstract(jax.tree.leaves((args, kwargs))):
         raise TypeError(
             f"{what} measures on concrete arrays, and was called inside a JAX transformation or "
             "with shapes; call it before, on real arrays"

@@ -14,7 +14,7 @@ import jax
 from autobatch._devices import is_inside_shard_map, several_local_devices
 from autobatch._errors import AutobatchError, RecordMissError
 from autobatch._estimate import bound
-from autobatch._fixed import unmeasured
+from autobatch._fixed import alone_inside, unmeasured
 from autobatch._job import NewProgram
 from autobatch._planned import Planned
 from autobatch._planner import LOGGER, Planner
@@ -46,13 +46,10 @@ def planned_inside(
         IneligibleStrategyError, NoViableStrategyError, RecordMissError: as `Planner.known`.
     """
     if planner.strategy is None and several_local_devices() and not is_inside_shard_map():
-        reason = "vmap alone: a trace does not say what is sharded"
-        return Planned(plan=unmeasured("sole", reason))
-    planned = planner.known(workload, arrays, device, may_tune=False)
-    if planned is not None:
-        return planned
+        return Planned(plan=alone_inside())
     try:
-        return _found_inside(planner, workload, arrays, device, new_program)
+        planned = planner.known(workload, arrays, device, may_tune=False)
+        return planned or _found_inside(planner, workload, arrays, device, new_program)
     except AutobatchError:
         raise
     except Exception as error:

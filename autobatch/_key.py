@@ -29,8 +29,8 @@ from autobatch._workload import Workload
 
 _UNKNOWN = "unknown"
 
-# Names, debug information, and the derivative rules of custom functions, which a forward program
-# does not run. Their printed forms hold addresses.
+# Names, debug information, and the derivative rules of custom functions, which a program does not
+# run unless it is differentiated; then it holds them. Their printed forms hold addresses.
 _IGNORED = {
     "bwd",
     "debug_info",
@@ -62,10 +62,16 @@ def key_parts(workload: Workload, device: Any, *, name: str | None) -> dict[str,
         "batch_size": workload.batch_size,
         "statics": [_static(each) for _, _, each in workload.statics.values],
         "name": name,
-        "derivative": "none" if workload.moving is None else list(workload.moving),
+        "derivative": _derivative(workload),
         **device_parts(device),
         **software_parts(),
     }
+
+
+def _derivative(workload: Workload) -> str | list[int | str]:
+    if workload.moving is None:
+        return "none"
+    return [*workload.moving, *(() if workload.rules is None else (f"rules {workload.rules}",))]
 
 
 def device_parts(device: Any) -> dict[str, Any]:

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from autobatch._key import program_digest
 from autobatch._leaves import split
 from autobatch._reversible import reversible
-from autobatch._strategies import Strategy
-from autobatch._workload import RowProgram, Workload, shape_of, without_unused
+from autobatch._strategies import VMAP, Strategy
+from autobatch._workload import RowProgram, Workload, equations, shape_of, without_unused
 
 
 def differentiated(
@@ -28,6 +29,7 @@ def differentiated(
         arguments: shape and dtype of each operand, batch axis included.
         moving: positions of the operands that are differentiated.
     """
+    places = tuple(moving)
     return Workload(
         row=row,
         consts=(),
@@ -36,8 +38,25 @@ def differentiated(
         batch_size=row.batch_size,
         statics=split(tuple(arguments), {})[1],
         out_tree=None,
-        moving=tuple(moving),
+        moving=places,
+        rules=_rules(row, arguments, places),
     )
+
+
+def _rules(
+    row: RowProgram, arguments: Sequence[jax.ShapeDtypeStruct], moving: Sequence[int]
+) -> str | None:
+    """Returns a digest of the derivative, where the program does not say what it will be."""
+    if all("custom_" not in each.primitive.name for each in equations(row.jaxpr)):
+        return None
+
+    def run(*operands: Any) -> list[Any]:
+        return value_and_pullback(VMAP, row, operands, moving)
+
+    try:
+        return program_digest(jax.make_jaxpr(run)(*arguments))
+    except Exception:  # there is no reverse derivative, which a caller may not want
+        return None
 
 
 def derivative_of(
@@ -90,17 +109,17 @@ def moving_operands(
             raise ValueError(f"argnums has {number}, and the call has {len(numbers)} arguments")
         start = sum(counts[: numbers[number]])
         span = range(start, start + counts[numbers[number]])
-        own = [at for at, place in enumerate(places) if place in span]
+        dtypes = {
+            at: workload.arguments[at].dtype for at, place in enumerate(places) if place in span
+        }
+        own = [at for at, dtype in dtypes.items() if jnp.issubdtype(dtype, jnp.inexact)]
         if not own:
-            raise TypeError(f"argnums has {number}, and that argument holds no arrays")
-        found.update(own)
-    for at in found:
-        dtype = workload.arguments[at].dtype
-        if not jnp.issubdtype(dtype, jnp.inexact):
+            what = ", ".join(sorted({str(each) for each in dtypes.values()})) or "no arrays"
             raise TypeError(
-                f"what is differentiated must be real or complex, and is {dtype}; argnums names "
-                "other arguments than the first"
+                f"what is differentiated must be real or complex, and argument {number} holds "
+                f"{what}; argnums names another"
             )
+        found.update(own)
     return frozenset(closed_over + at for at in found)
 
 

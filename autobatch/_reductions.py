@@ -70,8 +70,11 @@ def finished(total: Any, reduction: Reduction, batch_size: Any, dtype: Any) -> A
         batch_size: rows of the batch.
         dtype: of one row.
     """
-    if reduction is MEAN:
-        total = total / jnp.asarray(batch_size, jnp.real(total).dtype)
+    if reduction is MEAN and jnp.iscomplexobj(total):
+        rows = jnp.asarray(batch_size, total.real.dtype)  # a complex divisor would spoil infinities
+        total = jax.lax.complex(total.real / rows, total.imag / rows)
+    elif reduction is MEAN:
+        total = total / jnp.asarray(batch_size, total.dtype)
     return jax.lax.convert_element_type(total, dtype)
 
 

@@ -3,9 +3,9 @@
 The loops of `_mapping` carry whole outputs and read whole inputs in every step; reverse mode would
 keep all that for each of them. Here a step returns its rows, and inputs that are differentiated are
 cut up before the loop. With `remat` a step is a `jax.checkpoint`: all that is kept of it is where
-its rows are, so that memory is bounded by one step. It is what one writes by hand, a `jax.lax.scan`
-over checkpointed chunks, but that the last chunk overlaps the one before it instead of leaving a
-remainder that has to be traced and compiled again.
+its rows are, so that memory is bounded by one step. It is what one writes by hand: a `jax.lax.scan`
+over checkpointed chunks, and one more for the remainder. No row is computed twice, as in the loops
+of `_mapping`: a user's rule for a derivative may make something of a cotangent of zero.
 """
 
 from __future__ import annotations
@@ -65,66 +65,76 @@ def _scanned(
     cut, batch_size = split(row, operands), row.batch_size
     cut = replace(cut, jaxpr=for_loops(cut.jaxpr))
     size = chunk or 1
-    steps = -(-batch_size // size)
-    sliced = [operands[at] for at in moving if row.in_axes[at] is not None]
-    is_sliced = [any(leaf is each for each in sliced) for leaf, _ in cut.inputs]
+    steps, remainder = divmod(batch_size, size)
+    own = [operands[at] for at in moving if row.in_axes[at] is not None]
+    is_own = [any(leaf is each for each in own) for leaf, _ in cut.inputs]
     slices = [
-        _cut_up(leaf, axis or 0, chunk, steps)
-        for (leaf, axis), is_own in zip(cut.inputs, is_sliced, strict=True)
-        if is_own
+        jnp.moveaxis(leaf, axis or 0, 0)
+        for (leaf, axis), is_cut_up in zip(cut.inputs, is_own, strict=True)
+        if is_cut_up
     ]
 
-    def of_rows(index: Any, own: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns the results of one step that are carried on, and its rows of the others."""
-        start = index * size
-        if batch_size % size:
-            start = jnp.minimum(start, batch_size - size)
-        inputs, axes = _inputs(cut.inputs, is_sliced, iter(own), start, chunk)
-        if chunk is None:
+    def of_rows(count: int | None, start: Any, slices: Sequence[Any]) -> tuple[list[Any], ...]:
+        """Returns what a step of so many rows carries on, and its rows of the other outputs."""
+        inputs, axes = _inputs(cut.inputs, is_own, iter(slices), start, count)
+        if count is None:
             results = cut.rest(*inputs)
         else:
             results = jax.vmap(
                 cut.rest,
                 in_axes=axes,
                 out_axes=[None if axis is None else 0 for axis in cut.out_axes],
-                axis_size=size,
+                axis_size=count,
             )(*inputs)
-        counted = index * size - start if batch_size % size else None
         carried, rows = [], []
         for result, axis in zip(results, cut.out_axes, strict=True):
             match axis:
                 case Reduction():
-                    carried.append(sum_of(result, counted, chunk is None))
+                    carried.append(sum_of(result, None, count is None))
                 case None:
                     carried.append(jnp.asarray(result))
                 case int():
                     rows.append(result)
         return carried, rows
 
-    # Each step is one of a loop: what follows cannot be merged with what comes before.
-    one_step = jax.checkpoint(of_rows, prevent_cse=False) if remat else of_rows
     carried_axes = [axis for axis in cut.out_axes if not isinstance(axis, int)]
 
-    def step(before: list[Any], each: Any) -> tuple[list[Any], list[Any]]:
-        carried, rows = one_step(*each)
-        after = [
+    def after(before: list[Any], count: int | None, start: Any, slices: Any) -> Any:
+        """Returns the state after a step, and its rows."""
+        run = functools.partial(of_rows, count)
+        # Each step is one of a loop: what follows cannot be merged with what comes before.
+        carried, rows = (jax.checkpoint(run, prevent_cse=False) if remat else run)(start, slices)
+        return [
             old + new if isinstance(axis, Reduction) else new
             for old, new, axis in zip(before, carried, carried_axes, strict=True)
-        ]
-        return after, rows
+        ], rows
 
-    start = [
+    def step(before: list[Any], each: Any) -> Any:
+        index, slices = each
+        return after(before, chunk, index * size, slices)
+
+    state = [
         jnp.zeros(aval.shape, accumulator_dtype(aval.dtype) if axis is not None else aval.dtype)
         for aval, axis in zip(cut.out_avals, cut.out_axes, strict=True)
         if not isinstance(axis, int)
     ]
-    xs = (jnp.arange(steps, dtype=jnp.int32), slices)
+    in_steps = [leaf[: steps * size] for leaf in slices]
+    if chunk is not None:
+        in_steps = [leaf.reshape(steps, chunk, *leaf.shape[1:]) for leaf in in_steps]
+    xs = (jnp.arange(steps, dtype=jnp.int32), in_steps)
     if is_inside_shard_map():
         # A loop's state must vary over the mesh from the beginning if it does later.
         first = jax.tree.map(lambda each: each[0], xs)
-        after = jax.make_jaxpr(step)(start, first).out_avals
-        start = [varying(each, aval) for each, aval in zip(start, after, strict=False)]
-    carried, rows = map(iter, jax.lax.scan(step, start, xs))
+        avals = jax.make_jaxpr(step)(state, first).out_avals
+        state = [varying(each, aval) for each, aval in zip(state, avals, strict=False)]
+    state, rows = jax.lax.scan(step, state, xs)
+    if chunk is not None:
+        rows = [each.reshape(steps * size, *each.shape[2:]) for each in rows]
+    if remainder:
+        rest = [leaf[steps * size :] for leaf in slices]
+        state, last = after(state, remainder, jnp.int32(steps * size), rest)
+        rows = [jnp.concatenate(pair) for pair in zip(rows, last, strict=True)]
+    carried, stacked = iter(state), iter(rows)
     outputs = []
     for axis, aval in zip(cut.out_axes, cut.out_avals, strict=True):
         match axis:
@@ -133,51 +143,28 @@ def _scanned(
             case None:
                 output = next(carried)
             case int():
-                output = jnp.moveaxis(_put_together(next(rows), chunk, batch_size), 0, axis)
+                output = jnp.moveaxis(next(stacked), 0, axis)
         outputs.append(weak_as(output, aval))
     return cut.merged(outputs, functools.partial(repeated, batch_size))
 
 
 def _inputs(
     leaves: Sequence[tuple[Any, int | None]],
-    is_sliced: Sequence[bool],
-    own: Iterator[Any],
+    is_own: Sequence[bool],
+    slices: Iterator[Any],
     start: Any,
-    chunk: int | None,
+    count: int | None,
 ) -> tuple[list[Any], list[int | None]]:
     """Returns what one step reads, and the axis along which its rows lie."""
     inputs: list[Any] = []
     axes: list[int | None] = []
-    for (leaf, axis), is_own in zip(leaves, is_sliced, strict=True):
-        if is_own:
-            inputs.append(next(own))
+    for (leaf, axis), is_cut_up in zip(leaves, is_own, strict=True):
+        if is_cut_up:
+            inputs.append(next(slices))
             axes.append(0)
         else:
             inputs.append(
-                row_at(leaf, axis, start) if chunk is None else rows_at(leaf, axis, start, chunk)
+                row_at(leaf, axis, start) if count is None else rows_at(leaf, axis, start, count)
             )
             axes.append(axis)
     return inputs, axes
-
-
-def _cut_up(leaf: Any, axis: int, chunk: int | None, steps: int) -> Any:
-    """Returns the rows of every step along a first axis; the last chunk overlaps."""
-    rows = jnp.moveaxis(leaf, axis, 0)
-    if chunk is None:
-        return rows
-    if rows.shape[0] == steps * chunk:
-        return rows.reshape(steps, chunk, *rows.shape[1:])
-    before = rows[: (steps - 1) * chunk].reshape(steps - 1, chunk, *rows.shape[1:])
-    return jnp.concatenate([before, rows[None, -chunk:]])
-
-
-def _put_together(rows: Any, chunk: int | None, batch_size: int) -> Any:
-    """Returns the rows of all steps along the first axis; those computed twice once."""
-    if chunk is None:
-        return rows
-    steps, shape = rows.shape[0], rows.shape[2:]
-    if batch_size == steps * chunk:
-        return rows.reshape(batch_size, *shape)
-    counted = steps * chunk - batch_size
-    before = rows[:-1].reshape((steps - 1) * chunk, *shape)
-    return jnp.concatenate([before, rows[-1, counted:]])

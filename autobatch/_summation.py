@@ -57,15 +57,13 @@ class Term:
     Attributes:
         aval: of its sum.
         count: how many of a row's values it is made of.
-        add_row: adds the term of one row, made from those, to a sum.
-        add_rows: adds the terms of several rows, stacked along the first axis. None where the value
-            is the term.
+        adders: what adds the term of one row, made from those, to a sum, and what adds those of
+            several, stacked along the first axis; None where the value is the term.
     """
 
     aval: Any
     count: int
-    add_row: Make
-    add_rows: Make | None
+    adders: tuple[Make, Make] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +115,13 @@ class Summation:
         """
 
         def after(term: Term, total: Any, of_rows: Sequence[Any]) -> Any:
+            if term.adders is None:
+                (value,) = of_rows
+                return total + sum_of(value, counted, is_row)
+            add_row, add_rows = term.adders
             if is_row:
-                return term.add_row(total, *of_rows)
-            if term.add_rows is None:
-                return total + sum_of(*of_rows, counted, is_row)
-            return term.add_rows(total, *(without_counted(each, counted) for each in of_rows))
+                return add_row(total, *of_rows)
+            return add_rows(total, *(without_counted(each, counted) for each in of_rows))
 
         return list(map(after, self.terms, sums, values))
 
@@ -151,7 +151,10 @@ def summation(
     read = {*variables(var for each in linear for var in each.invars), *summed}
     terms = [var for var in _in_order(jaxpr) if var in varying and var in read - made]
     found = [
-        _product(products[var]) if var in products else (_plain(var.aval), [var]) for var in terms
+        _product(products[var])
+        if var in products
+        else (Term(aval=var.aval, count=1, adders=None), [var])
+        for var in terms
     ]
     outputs = [*others, *(var for _, values in found for var in values)]
     still = [each for each in jaxpr.eqns if varying.isdisjoint(each.outvars)]
@@ -261,7 +264,8 @@ def _is_product(equation: Any, jaxpr: Any, varying: set[Any]) -> bool:
         return False
     match equation.primitive.name:
         case "dot_general":
-            return all(varies) and all(_is_wide(each.aval) for each in atoms)
+            is_exact = all(varies) and all(_is_wide(each.aval) for each in atoms)
+            return is_exact and _is_better_summed(equation)
         case "conv_general_dilated":
             return all(varies)
         case "scatter-add":
@@ -272,6 +276,18 @@ def _is_product(equation: Any, jaxpr: Any, varying: set[Any]) -> bool:
             return has_starts and _is_filled_with_zeros(atoms[0], jaxpr)
         case _:
             return False
+
+
+def _is_better_summed(equation: Any) -> bool:
+    """Returns whether a matrix product is smaller or quicker if rows are contracted too.
+
+    It is smaller if it is larger than its operands, and quicker if their rows need not be moved
+    next to what is contracted.
+    """
+    contracting, (batch, _) = equation.params["dimension_numbers"]
+    if not batch and all(tuple(axes) == tuple(range(len(axes))) for axes in contracting):
+        return True
+    return equation.outvars[0].aval.size > sum(each.aval.size for each in equation.invars)
 
 
 def _is_zero(atom: Any) -> bool:
@@ -285,28 +301,20 @@ def _is_filled_with_zeros(atom: Any, jaxpr: Any) -> bool:
     )
 
 
-def _plain(aval: Any) -> Term:
-    def add_row(total: Any, value: Any) -> Any:
-        return total + sum_of(value, None, is_row=True)
-
-    return Term(aval=aval, count=1, add_row=add_row, add_rows=None)
-
-
 def _product(equation: Any) -> tuple[Term, list[Any]]:
     """Returns a product as a term, and the variables that it is made of."""
     match equation.primitive.name:
         case "dot_general":
-            add_row, add_rows = _matrix_product(equation)
+            adders = _matrix_product(equation)
         case "conv_general_dilated":
-            add_row, add_rows = _convolution(equation.params)
+            adders = _convolution(equation.params)
         case "scatter-add":
-            add_row, add_rows = _scatter(equation.params)
+            adders = _scatter(equation.params)
         case _:
-            add_row, add_rows = _update(is_row=True), _update(is_row=False)
+            adders = _update(is_row=True), _update(is_row=False)
     is_onto_zeros = equation.primitive.name in _ONTO_ZEROS
     values = list(equation.invars[1:] if is_onto_zeros else equation.invars)
-    aval = equation.outvars[0].aval
-    return Term(aval=aval, count=len(values), add_row=add_row, add_rows=add_rows), values
+    return Term(aval=equation.outvars[0].aval, count=len(values), adders=adders), values
 
 
 def _matrix_product(equation: Any) -> tuple[Make, Make]:
@@ -380,6 +388,8 @@ def _update(is_row: bool) -> Make:
         window = axes if is_row else tuple(axis + 1 for axis in axes)
         numbers = jax.lax.ScatterDimensionNumbers(window, (), axes)
         indices = jnp.stack(starts, -1)
+        if indices.dtype.itemsize < 4:  # which cannot count to the end of large arrays
+            indices = indices.astype(jnp.int32)
         return jax.lax.scatter_add(total, indices, update, numbers, mode="clip")
 
     return add

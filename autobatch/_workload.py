@@ -129,6 +129,7 @@ class Workload:
         out_tree: structure of `fun`'s result.
         moving: positions of the operands that are differentiated, if this is the value and the
             pullback of a call and not the call itself; else None.
+        rules: what tells the user's own derivative rules from others, if there are any.
     """
 
     row: RowProgram | None
@@ -139,6 +140,7 @@ class Workload:
     statics: Statics
     out_tree: Any
     moving: tuple[int, ...] | None = None
+    rules: str | None = None
 
     @property
     def sums(self) -> list[bool]:

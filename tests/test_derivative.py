@@ -288,7 +288,7 @@ def test_misuse_is_said() -> None:
     batched = autobatch(loss, (None, 0))
     with pytest.raises(ValueError, match="argnums has 2, and the call has 2 arguments"):
         batched.for_gradient(argnums=2).plan(WEIGHTS, XS)
-    with pytest.raises(TypeError, match="must be real or complex, and is int32"):
+    with pytest.raises(TypeError, match="must be real or complex, and argument 1 holds int32"):
         autobatch(lambda w, i: w[i], (None, 0)).for_gradient(argnums=1).plan(
             WEIGHTS[0], np.zeros(ROWS, np.int32)
         )
@@ -436,9 +436,9 @@ def test_a_plan_made_after_a_gradient_serves_the_next(used: list[str], tunings: 
     jax.grad(summed(batched))(WEIGHTS, XS)
     jax.grad(summed(batched))(WEIGHTS, XS)
     assert len(used) == 1
-    batched.for_gradient.tune(WEIGHTS, XS)
+    plan = batched.for_gradient.tune(WEIGHTS, XS)
     jax.grad(summed(batched))(WEIGHTS, XS)
-    assert len(used) == 2
+    assert used[-1] == str(plan.strategy)
     assert tunings == ["grad of loss"] * 2
 
 
@@ -466,3 +466,96 @@ def test_batches_of_other_sizes_take_the_nearest_plan(tunings: list[str], used: 
     assert batched.for_gradient.plan(WEIGHTS, rows(50, 4)).source == "nearest"
     assert len(tunings) == 4
     assert len(used) == 1
+
+
+# What a user's own rules make of it.
+
+
+@jax.custom_vjp
+def pulled(x: Any) -> Any:
+    return x
+
+
+pulled.defvjp(lambda x: (x, x), lambda x, cotangent: (cotangent + 0.1 * x,))
+
+
+@jax.custom_vjp
+def normalised(x: Any) -> Any:
+    return x
+
+
+normalised.defvjp(
+    lambda x: (x, None), lambda _, cotangent: (cotangent / jnp.linalg.norm(cotangent),)
+)
+
+
+@every
+@pytest.mark.parametrize("rule", [pulled, normalised, jnp.sqrt], ids=["pulled", "normed", "sqrt"])
+def test_a_rule_is_applied_once_to_each_row(rule: Any, strategy: str) -> None:
+    def fun(w: Any, x: Any) -> Any:
+        return jnp.sum(rule(w * x))
+
+    xs = np.abs(XS)
+    xs[-2] = 0  # where the square root's derivative is infinite
+
+    def gradient(mapped: Any) -> Any:
+        return jax.grad(summed(mapped), (0, 1))(jnp.ones(4), xs)
+
+    batched = autobatch(fun, (None, 0), strategy=strategy)
+    assert_same(gradient(batched), gradient(jax.vmap(fun, (None, 0))))
+
+
+def test_other_rules_are_other_workloads() -> None:
+    def keyed(rule: Any) -> list[str]:
+        batched = autobatch(lambda w, x: jnp.sum(rule(w * x)), (None, 0), tune="cached")
+        plans = batched.for_gradient.plan(jnp.ones(4), XS), batched.plan(jnp.ones(4), XS)
+        return [each.key for each in plans]
+
+    assert keyed(pulled)[0] != keyed(normalised)[0]
+    assert keyed(pulled)[1] == keyed(normalised)[1]
+
+
+def test_forward_mode_of_what_has_no_reverse_derivative_without_tuning() -> None:
+    def fun(x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (c[0] * x, c[1] + 1), (x, 0))[0]
+
+    x = jnp.asarray(rows(ROWS))
+    batched = autobatch(fun, tune="cached")
+    assert_same(jax.jvp(batched, (x,), (x,)), jax.jvp(jax.vmap(fun), (x,), (x,)))
+
+
+def test_a_plan_made_after_a_call_and_a_gradient_serves_the_next(used: list[str]) -> None:
+    weights, xs = [rows(16, 16)] * 8, rows(256, 16)
+    batched = autobatch(loss, (None, 0), budget=Budget(memory="10MB"))
+    expected = batched(weights, xs)
+    jax.grad(summed(batched))(weights, xs)
+    batched._planner.budget = Budget(memory="150kB")
+    batched._planner._plans.clear()
+    plan = batched.for_gradient.tune(weights, xs)
+    assert plan.strategy.remat
+    jax.grad(summed(batched))(weights, xs)
+    assert used[-1] == str(plan.strategy) != used[0]
+    assert_same(batched(weights, xs), expected)
+
+
+def test_integers_among_the_parameters_are_left_out() -> None:
+    def fun(params: Any, x: Any) -> Any:
+        return loss([params["w"]], x) * jnp.float32(params["n"])
+
+    params = {"w": WEIGHTS[0], "n": np.int32(2)}
+    plan = autobatch(fun, (None, 0)).for_gradient.plan(params, XS)
+    assert plan.source == "tuned"
+
+
+def test_the_users_program_is_left_without_a_trace_of_ours() -> None:
+    batched = autobatch(loss, (None, 0), strategy="vmap")
+    jaxpr = jax.make_jaxpr(lambda w, x: batched(w, x))(WEIGHTS, XS)
+    assert [each.primitive.name for each in jaxpr.eqns] == ["jit"]
+
+
+def test_vmap_alone_is_not_rematerialised() -> None:
+    def fun(x: Any) -> Any:
+        return jnp.sin(x) * jax.lax.psum(x, "rows")
+
+    batched = autobatch(fun, axis_name="rows", strategy="vmap+remat")
+    assert str(batched.for_gradient.plan(rows(ROWS)).strategy) == "vmap"

@@ -181,3 +181,23 @@ def test_terms_that_cancel_are_no_wrong_result() -> None:
 def test_they_are_public_and_print_as_they_are_written() -> None:
     assert {"SUM", "MEAN"} <= set(package.__all__)
     assert (repr(SUM), repr(MEAN)) == ("autobatch.SUM", "autobatch.MEAN")
+
+
+@every
+def test_complex_means_keep_infinities(strategy: str | None) -> None:
+    xs = np.array([complex(np.inf, 1)] + [complex(1, 2)] * (ROWS - 1), np.complex64)
+    mean = np.asarray(autobatch(jnp.negative, out_axes=MEAN, strategy=strategy)(xs))
+    assert (mean.dtype, mean.real) == (np.complex64, -np.inf)
+    np.testing.assert_allclose(mean.imag, -(1 + 2 * (ROWS - 1)) / ROWS, rtol=1e-6)
+
+
+@every
+def test_small_integers_tell_where_a_slice_goes(strategy: str | None) -> None:
+    def fun(x: Any, start: Any) -> Any:
+        return jax.lax.dynamic_update_slice(jnp.zeros(300), x, (start,))
+
+    starts = np.arange(ROWS, dtype=np.int8) * 9
+    batched = autobatch(fun, out_axes=SUM, strategy=strategy)
+    np.testing.assert_allclose(
+        batched(XS, starts), jax.vmap(fun)(XS, starts).sum(0), rtol=1e-5, atol=1e-6
+    )
