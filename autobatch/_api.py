@@ -100,10 +100,11 @@ def autobatch(
         in_axes: the mapped axis of each positional argument, or None, as `jax.vmap` takes them;
             keyword arguments of the call are mapped on axis 0.
         out_axes: where the batch axis stands in each output, as `jax.vmap` takes them. A leaf may
-            be `autobatch.SUM` or `autobatch.MEAN`: that output is reduced over the batch, and only
-            `vmap` ever holds its rows side by side. Floats of less than 32 bits are added in
-            float32 and cast back, integers in their own type, where they may wrap; integers have
-            no mean.
+            be `autobatch.SUM` or `autobatch.MEAN`: that output is reduced over the batch while the
+            rows are worked on, and products that gradients end in (of matrices, convolutions,
+            look-ups) are contracted over all rows of a step instead of being made for each. Floats
+            of less than 32 bits are added in float32 and cast back, integers in their own type,
+            where they may wrap; integers have no mean.
         axis_name: name of the batch axis for collectives.
         axis_size: rows of the batch, for a call without a mapped argument.
         spmd_axis_name: as `jax.vmap` takes it.
@@ -113,9 +114,10 @@ def autobatch(
             `batch_size`) or `"unrolled"`: no tuning, no memory gate. With `"+remat"`, as in
             `"chunked:64+remat"`, derivatives compute each step again (`jax.checkpoint`) and need
             the memory of one step; without, they keep the values of all steps, as `lax.map` does.
-        tune: `"first-call"` (default), `"cached"` (the record, else `vmap`; never measures),
-            `"require"` (no record is an error), `"force"` (measures again, once per signature) or
-            `"off"` (plain `jax.jit(jax.vmap(fun))`). None reads `AUTOBATCH_TUNE`.
+        tune: `"first-call"` (default), `"cached"` (the record, else that of the nearest batch size,
+            else an estimate by bounds of memory; never measures), `"require"` (no record is an
+            error), `"force"` (measures again, once per signature) or `"off"` (plain
+            `jax.jit(jax.vmap(fun))`). None reads `AUTOBATCH_TUNE`.
         store: folder of the records; None is the default folder, False keeps none.
         static_argnums: positional arguments that are compiled in, as `jax.jit` takes them; their
             entry in `in_axes` is None. Unmapped objects that are no arrays are static anyway.

@@ -361,6 +361,8 @@ def objection(outcome: Outcome, limits: Limits) -> str | None:
         outcome: of one candidate.
         limits: the budget.
     """
+    if outcome.status == "over-memory" and outcome.predicted_bytes is not None:
+        return _not_run(outcome, outcome.predicted_bytes, limits)
     if outcome.status != "measured":
         return outcome.reason or outcome.status
     if outcome.compile_s is None or outcome.run_s is None:
@@ -373,6 +375,15 @@ def objection(outcome: Outcome, limits: Limits) -> str | None:
         allowed = format_seconds(limits.compile_s)
         return f"compiles for {format_seconds(outcome.compile_s)} of {allowed} allowed"
     return None
+
+
+def _not_run(outcome: Outcome, need: int, limits: Limits) -> str:
+    """Returns why an outcome has no figures; its own words tell of the limit that it met."""
+    is_planned = (outcome.reason or "").startswith("would need")
+    needs = f"{'would need' if is_planned else 'may need'} {format_bytes(need)}"
+    if limits.memory_bytes is None or need <= limits.memory_bytes:
+        return f"not run; {needs}, which fits by now"
+    return f"{needs} of {format_bytes(limits.memory_bytes)}; not run"
 
 
 def _need(outcome: Outcome) -> int | None:

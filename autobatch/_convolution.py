@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core.primitives import conv_general_dilated_p
 
-from autobatch._rewriting import called, inlined
-from autobatch._workload import equations
+from autobatch._rewriting import replaced
 
 _NAME = "conv_general_dilated"
 
@@ -34,13 +33,9 @@ def canonical(jaxpr: Any) -> Any:
         if equation.primitive.name == _NAME and not _is_canonical(equation.params):
             run = functools.partial(convolved, **equation.params)
             return jax.make_jaxpr(run)(*(each.aval for each in equation.invars)).jaxpr
-        inside = called(equation)
-        is_worth = inside is not None and any(
-            each.primitive.name == _NAME for each in equations(inside)
-        )
-        return canonical(inside) if is_worth else None
+        return None
 
-    return inlined(jaxpr, inner)
+    return replaced(jaxpr, inner)
 
 
 def convolved(image: Any, kernel: Any, **params: Any) -> Any:

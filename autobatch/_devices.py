@@ -64,6 +64,12 @@ def spreads(mesh: Any) -> bool:
     return AxisType.Explicit in kinds or (bool(kinds) and mesh.size > 1)
 
 
+def has_mesh(aval: Any) -> bool:
+    """Returns whether a loop over this value could gather it from several devices."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return mesh is not None and not mesh.empty and spreads(mesh)
+
+
 def is_inside_shard_map() -> bool:
     """Returns whether code runs per device, over some axis of a mesh."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal, jaxprs_in_params
 
-from autobatch._devices import is_sharding_in_force, several_devices, spreads
+from autobatch._devices import has_mesh, is_sharding_in_force, several_devices
 from autobatch._workload import RowProgram, Workload, equations
 
 _CALLBACKS = {"io_callback", "debug_callback", "debug_print"}
@@ -58,11 +58,11 @@ def only_vmap(workload: Workload, arrays: Sequence[Any]) -> str | None:
         return "a mesh is in force"
     if row.spmd_axis_name is not None:
         return "spmd_axis_name is given"
-    if several_devices(arrays) or any(_has_mesh(jax.typeof(each)) for each in arrays):
+    if several_devices(arrays) or any(has_mesh(jax.typeof(each)) for each in arrays):
         return "an argument is sharded over several devices"
     if any(_is_ref(var.aval) for var in row.jaxpr.invars):
         return "it works on mutable references"
-    if any(_has_mesh(var.aval) for var in row.jaxpr.invars):
+    if any(has_mesh(var.aval) for var in row.jaxpr.invars):
         return "it works on an array sharded over several devices"
     for equation in equations(row.jaxpr):
         reason = _only_vmap_for(equation, row.axis_name)
@@ -228,9 +228,3 @@ def _is_rbg(aval: Any) -> bool:
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return False
     return "rbg" in str(dtype)
-
-
-def _has_mesh(aval: Any) -> bool:
-    """Returns whether a loop over this value could gather it from several devices."""
-    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
-    return mesh is not None and not mesh.empty and spreads(mesh)

@@ -69,10 +69,11 @@ def unmeasured(source: Source, reason: str, key: str = "", strategy: Strategy = 
 
 
 def _forced(workload: Workload, arrays: Sequence[Any], strategy: Strategy, name: str) -> Plan:
-    at_once = strategy.chunk_size if strategy.family == "chunked" else None
+    at_once, size = strategy.chunk_size, workload.batch_size
     if strategy.family == "vmap" and why_only_vmap(workload, arrays) is not None:
         strategy = VMAP  # to do its steps again could change it, too
-    if strategy.family != "vmap" and (at_once is None or at_once < workload.batch_size):
+    is_whole = not isinstance(size, int) or (at_once is not None and at_once >= size)
+    if strategy.family != "vmap" and not is_whole:
         reason = None if nothing_to_choose(workload) else only_vmap(workload, arrays)
         effect = None if workload.row is None else effect_of(workload.row)
         if reason is None and effect is not None:

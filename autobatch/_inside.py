@@ -79,7 +79,8 @@ def replaced_inside(
         planned = planner.known(workload, arrays, device, may_tune=False)
     except RecordMissError:
         planned = None
-    return planned or planner.estimated(workload, arrays, device, "", "its derivative is run")
+    how = "its derivative is run"
+    return planned or planner.estimated(workload, arrays, device, "", how, is_run=False)
 
 
 def _found_inside(

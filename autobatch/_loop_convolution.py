@@ -20,10 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from autobatch._convolution import convolved
 from autobatch._devices import is_inside_shard_map
-from autobatch._rewriting import called, inlined
-from autobatch._workload import equations
-
-_PLAIN = conv_general_dilated_p.name
+from autobatch._rewriting import replaced
 
 loop_convolution_p = Primitive("loop_convolution")
 
@@ -41,12 +38,9 @@ def for_loops(jaxpr: Any) -> Any:
         if equation.primitive is conv_general_dilated_p:
             bind = functools.partial(loop_convolution_p.bind, **equation.params)
             return jax.make_jaxpr(bind)(*(each.aval for each in equation.invars)).jaxpr
-        inside = called(equation)
-        if inside is None or all(each.primitive.name != _PLAIN for each in equations(inside)):
-            return None
-        return for_loops(inside)
+        return None
 
-    return inlined(jaxpr, inner)
+    return replaced(jaxpr, inner)
 
 
 def _replaced(fun: Callable[..., Any], *args: Any) -> Any:

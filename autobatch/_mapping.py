@@ -23,7 +23,7 @@ import jax.core
 import jax.numpy as jnp
 
 from autobatch._convolution import canonical
-from autobatch._devices import is_inside_shard_map
+from autobatch._devices import has_mesh, is_inside_shard_map, is_sharding_in_force
 from autobatch._hoisting import Split, split
 from autobatch._reductions import (
     Axis,
@@ -33,9 +33,10 @@ from autobatch._reductions import (
     finished,
     has_reduction,
     stacked,
+    weak_as,
 )
 from autobatch._rewriting import without_calls
-from autobatch._rows import repeated, room, row_at, rows_at, varying, weak_as, written
+from autobatch._rows import repeated, room, row_at, rows_at, varying, written
 from autobatch._strategies import VMAP, Strategy, balanced_chunk
 from autobatch._summation import Summation, summation
 from autobatch._workload import RowProgram
@@ -63,7 +64,7 @@ def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list
                 return _looped(row, operands, balanced_chunk(size, strategy.chunk_size))
             case _:
                 pass
-    if has_reduction(row.out_axes) and row.is_mapped and isinstance(size, int) and size:
+    if has_reduction(row.out_axes) and _is_plain(row, operands):
         return _summed(row, operands)
     outputs = jax.vmap(
         lambda *each: jax.core.eval_jaxpr(row.jaxpr, (), *each),
@@ -74,9 +75,16 @@ def mapped(strategy: Strategy, row: RowProgram, operands: Sequence[Any]) -> list
         spmd_axis_name=row.spmd_axis_name,
     )(*operands)
     return [
-        _reduced(added(each), axis, size, var.aval) if isinstance(axis, Reduction) else each
+        finished(added(each), axis, size, var.aval) if isinstance(axis, Reduction) else each
         for each, axis, var in zip(outputs, row.out_axes, row.jaxpr.outvars, strict=True)
     ]
+
+
+def _is_plain(row: RowProgram, operands: Sequence[Any]) -> bool:
+    """Returns whether a program has rows, and nothing but values comes of it, on one device."""
+    has_rows = row.is_mapped and isinstance(row.batch_size, int) and row.batch_size > 0
+    is_spread = is_sharding_in_force() or any(has_mesh(jax.typeof(each)) for each in operands)
+    return has_rows and not row.jaxpr.effects and row.spmd_axis_name is None and not is_spread
 
 
 def check(row: RowProgram, operands: Sequence[Any]) -> None:
@@ -117,7 +125,7 @@ def _together(column: Sequence[Any], axis: Axis, aval: Any) -> Any:
         case Reduction():
             dtype = accumulator_dtype(aval.dtype)
             total = functools.reduce(operator.add, (jnp.asarray(each, dtype) for each in column))
-            return _reduced(total, axis, len(column), aval)
+            return finished(total, axis, len(column), aval)
 
 
 def _summed(row: RowProgram, operands: Sequence[Any]) -> list[Any]:
@@ -211,14 +219,9 @@ def _finished(
     """Returns all outputs, given those that are not reduced, and what the others are made of."""
     unsummed, summed = iter(others), iter(total.finished(sums, [leaf for leaf, _ in cut.inputs]))
     outputs = [
-        _reduced(next(summed), axis, row.batch_size, aval)
+        finished(next(summed), axis, row.batch_size, aval)
         if isinstance(axis, Reduction)
         else weak_as(next(unsummed), aval)
         for axis, aval in zip(cut.out_axes, cut.out_avals, strict=True)
     ]
     return cut.merged(outputs, functools.partial(repeated, row.batch_size))
-
-
-def _reduced(total: Any, reduction: Reduction, batch_size: Any, aval: Any) -> Any:
-    """Returns the reduction of all rows from their sum."""
-    return weak_as(finished(total, reduction, batch_size, aval.dtype), aval)

@@ -292,7 +292,14 @@ class Planner:
         return replace(planned, program=result.programs.get(planned.plan.strategy))
 
     def estimated(
-        self, workload: Workload, arrays: Sequence[Any], device: Any, key: str, how: str
+        self,
+        workload: Workload,
+        arrays: Sequence[Any],
+        device: Any,
+        key: str,
+        how: str,
+        *,
+        is_run: bool = True,
     ) -> Planned:
         """Returns a plan from the bounds of memory alone.
 
@@ -302,9 +309,10 @@ class Planner:
             device: the device that it runs on.
             key: of the workload.
             how: why nothing is measured.
+            is_run: whether the call will run, so that a need which may not fit is worth a warning.
         """
         decision = estimated(workload, arrays, self._limits(arrays, device))
-        if decision.warning is not None:
+        if is_run and decision.warning is not None:
             warn_once(f"`{self.title(workload)}`: {decision.warning}")
         reason = f"not measured: {how}"
         return Planned(plan=unmeasured("estimate", reason, key, decision.strategy))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core.primitives import convert_element_type_p
 
 
 class Reduction(enum.Enum):
@@ -61,21 +62,28 @@ def added(values: Any, axis: int = 0) -> Any:
     return jnp.sum(values, axis, dtype=accumulator_dtype(values.dtype))
 
 
-def finished(total: Any, reduction: Reduction, batch_size: Any, dtype: Any) -> Any:
-    """Returns the reduction of all rows from their sum, in the dtype of a row.
+def finished(total: Any, reduction: Reduction, batch_size: Any, aval: Any) -> Any:
+    """Returns the reduction of all rows from their sum, in the dtype of a row, weak if that is.
 
     Args:
         total: the sum, in the accumulator's dtype.
         reduction: which one.
         batch_size: rows of the batch.
-        dtype: of one row.
+        aval: of one row; the batch axis does not matter.
     """
     if reduction is MEAN and jnp.iscomplexobj(total):
         rows = jnp.asarray(batch_size, total.real.dtype)  # a complex divisor would spoil infinities
         total = jax.lax.complex(total.real / rows, total.imag / rows)
     elif reduction is MEAN:
         total = total / jnp.asarray(batch_size, total.dtype)
-    return jax.lax.convert_element_type(total, dtype)
+    return weak_as(jax.lax.convert_element_type(total, aval.dtype), aval)
+
+
+def weak_as(value: Any, aval: Any) -> Any:
+    """Returns `value` with the weak type of `aval`, which loops and buffers do not keep."""
+    if not getattr(aval, "weak_type", False):
+        return value
+    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
 
 
 def stacked(axes: Any) -> Any:

@@ -22,8 +22,8 @@ from autobatch._devices import is_inside_shard_map
 from autobatch._hoisting import split
 from autobatch._loop_convolution import for_loops
 from autobatch._mapping import mapped
-from autobatch._reductions import Reduction, accumulator_dtype, finished
-from autobatch._rows import repeated, row_at, rows_at, sum_of, varying, weak_as
+from autobatch._reductions import Reduction, accumulator_dtype, finished, weak_as
+from autobatch._rows import repeated, row_at, rows_at, sum_of, varying
 from autobatch._strategies import VMAP, Strategy, balanced_chunk
 from autobatch._workload import RowProgram
 
@@ -43,10 +43,12 @@ def reversible(
         ValueError, TypeError: as `mapped`.
     """
     size, chunk_size = row.batch_size, strategy.chunk_size
-    if row.is_mapped and size and strategy.family == "map":
-        return _scanned(row, operands, moving, None, strategy.remat)
-    if row.is_mapped and size and chunk_size is not None and chunk_size < size:
-        return _scanned(row, operands, moving, balanced_chunk(size, chunk_size), strategy.remat)
+    if row.is_mapped and isinstance(size, int) and size:
+        if strategy.family == "map":
+            return _scanned(row, operands, moving, None, strategy.remat)
+        if chunk_size is not None and chunk_size < size:
+            chunk = balanced_chunk(size, chunk_size)
+            return _scanned(row, operands, moving, chunk, strategy.remat)
 
     def whole(*each: Any) -> list[Any]:
         return mapped(VMAP if chunk_size else strategy, row, each)
@@ -139,7 +141,7 @@ def _scanned(
     for axis, aval in zip(cut.out_axes, cut.out_avals, strict=True):
         match axis:
             case Reduction():
-                output = finished(next(carried), axis, batch_size, aval.dtype)
+                output = finished(next(carried), axis, batch_size, aval)
             case None:
                 output = next(carried)
             case int():

@@ -5,12 +5,15 @@ What is done with the parts is in `_hoisting` and `_summation`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.core
 from jax.extend.core import DropVar, Literal, gensym
+
+_CHECKPOINTS = ("checkpoint", "remat2")
 
 
 def inlined(jaxpr: Any, inner_of: Callable[[Any], Any]) -> Any:
@@ -48,6 +51,33 @@ def inlined(jaxpr: Any, inner_of: Callable[[Any], Any]) -> Any:
     return jaxpr.replace(eqns=equations, outvars=outvars)
 
 
+def replaced(jaxpr: Any, inner_of: Callable[[Any], Any]) -> Any:
+    """Returns the jaxpr with some equations replaced, in `jit` and `checkpoint` bodies too.
+
+    Args:
+        jaxpr: an open jaxpr without constants.
+        inner_of: as `inlined` takes it.
+    """
+
+    def inner(equation: Any) -> Any:
+        found = inner_of(equation)
+        if found is not None:
+            return found
+        inside = called(equation)
+        if inside is not None:
+            smaller = replaced(inside, inner_of)
+            return None if smaller is inside else smaller
+        if equation.primitive.name not in _CHECKPOINTS or equation.effects:
+            return None
+        body = replaced(equation.params["jaxpr"], inner_of)
+        if body is equation.params["jaxpr"]:
+            return None
+        bind = functools.partial(equation.primitive.bind, **{**equation.params, "jaxpr": body})
+        return jax.make_jaxpr(bind)(*(each.aval for each in equation.invars)).jaxpr
+
+    return inlined(jaxpr, inner)
+
+
 def varying_variables(jaxpr: Any, mapped: Sequence[bool]) -> set[Any]:
     """Returns the variables that a mapped operand, or an effect, reaches."""
     varying = {var for var, is_mapped in zip(jaxpr.invars, mapped, strict=True) if is_mapped}
@@ -72,7 +102,7 @@ def evaluated_again(equation: Any, varying: set[Any]) -> Any:
     so that the rest can still be told from it.
     """
     params = equation.params
-    if equation.primitive.name not in ("checkpoint", "remat2") or equation.effects:
+    if equation.primitive.name not in _CHECKPOINTS or equation.effects:
         return None
     if not params["differentiated"]:
         return None

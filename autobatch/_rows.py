@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core.primitives import convert_element_type_p
 
-from autobatch._reductions import Axis, Reduction, accumulator_dtype, added, finished
+from autobatch._reductions import Axis, Reduction, accumulator_dtype, added, finished, weak_as
 
 
 def row_at(leaf: Any, axis: int | None, index: Any) -> Any:
@@ -90,14 +89,7 @@ def repeated(batch_size: int, value: Any, aval: Any, axis: Axis) -> Any:
     if isinstance(axis, Reduction):
         dtype = accumulator_dtype(aval.dtype)
         total = jnp.asarray(value, dtype) * jnp.asarray(batch_size, dtype)
-        return weak_as(finished(total, axis, batch_size, aval.dtype), aval)
+        return finished(total, axis, batch_size, aval)
     dimensions = [each for each in range(value.ndim + 1) if each != axis]
     shape = [*value.shape[:axis], batch_size, *value.shape[axis:]]
     return weak_as(jax.lax.broadcast_in_dim(value, shape, dimensions), aval)
-
-
-def weak_as(value: Any, aval: Any) -> Any:
-    """Returns `value` with the weak type of `aval`, which loops and buffers do not keep."""
-    if not getattr(aval, "weak_type", False):
-        return value
-    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)

@@ -12,22 +12,19 @@ is bounded without the compiler's help.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Literal
 
-from autobatch._convolution import convolved
 from autobatch._reductions import accumulator_dtype
 from autobatch._rewriting import inlined, needed, part, variables, varying_variables
 from autobatch._rows import sum_of, without_counted
-
-Make = Callable[..., Any]
+from autobatch._terms import Term, is_inexact, is_product, is_zero, product
 
 # Linear in all of their operands together; what is the same for every row counts once for each.
 _ADDING = {"add", "add_any", "concatenate", "sub"}
@@ -44,26 +41,9 @@ _MOVING = {
     "squeeze",
     "transpose",
 }
+_CONVERTING = "convert_element_type"
 # Linear in each of their operands.
 _BILINEAR = {"conv_general_dilated", "dot_general", "mul"}
-# Products with places instead of values: what a row adds there.
-_ONTO_ZEROS = {"dynamic_update_slice", "scatter-add"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Term:
-    """Something that is summed over rows.
-
-    Attributes:
-        aval: of its sum.
-        count: how many of a row's values it is made of.
-        adders: what adds the term of one row, made from those, to a sum, and what adds those of
-            several, stacked along the first axis; None where the value is the term.
-    """
-
-    aval: Any
-    count: int
-    adders: tuple[Make, Make] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +131,7 @@ def summation(
     read = {*variables(var for each in linear for var in each.invars), *summed}
     terms = [var for var in _in_order(jaxpr) if var in varying and var in read - made]
     found = [
-        _product(products[var])
+        product(products[var])
         if var in products
         else (Term(aval=var.aval, count=1, adders=None), [var])
         for var in terms
@@ -159,7 +139,7 @@ def summation(
     outputs = [*others, *(var for _, values in found for var in values)]
     still = [each for each in jaxpr.eqns if varying.isdisjoint(each.outvars)]
     tail = part(jaxpr, needed([*still, *linear], summed), summed)
-    tail = inlined(tail, functools.partial(_for_all_rows, varying=varying, batch_size=batch_size))
+    tail = inlined(tail, functools.partial(_on_sums, varying=varying, batch_size=batch_size))
     shared = [var for var in tail.invars if var not in terms]
     return Summation(
         head=jaxpr.replace(eqns=needed(jaxpr.eqns, outputs), outvars=outputs),
@@ -190,7 +170,7 @@ def _put_off(
             continue
         if is_row or own.isdisjoint(worth):
             rows.update(operands)
-        elif _is_product(equation, jaxpr, varying):
+        elif is_product(equation, jaxpr, varying):
             products[equation.outvars[0]] = equation
             rows.update(operands)
         else:
@@ -199,21 +179,38 @@ def _put_off(
     return linear, products
 
 
-def _for_all_rows(equation: Any, varying: set[Any], batch_size: int) -> Any:
-    """Returns the jaxpr of a linear equation that adds what does not vary, or None for others."""
-    atoms = equation.invars
+def _on_sums(equation: Any, varying: set[Any], batch_size: int) -> Any:
+    """Returns the jaxpr of what a linear equation does to sums, where that is another; else None.
+
+    What is the same for every row is added once for each. Sums of low precision are in another
+    dtype than their terms, and stay in it.
+    """
+    atoms, params = equation.invars, dict(equation.params)
     varies = [not isinstance(each, Literal) and each in varying for each in atoms]
-    if equation.primitive.name not in _ADDING or all(varies) or not any(varies):
+    is_counted = equation.primitive.name in _ADDING and not all(varies)
+    is_low = any(accumulator_dtype(each.aval.dtype) != each.aval.dtype for each in atoms)
+    if not any(varies) or not (is_counted or is_low or equation.primitive.name == _CONVERTING):
         return None
+    if "new_dtype" in params:
+        params["new_dtype"] = accumulator_dtype(params["new_dtype"])
+    if is_low and "preferred_element_type" in params:
+        params["preferred_element_type"] = None
 
     def run(*values: Any) -> Any:
-        counted = [
-            value if is_sum else value * jnp.asarray(batch_size, value.dtype)
-            for value, is_sum in zip(values, varies, strict=True)
-        ]
-        return equation.primitive.bind(*counted, **equation.params)
+        ready = []
+        for value, is_sum in zip(values, varies, strict=True):
+            if is_low and not is_sum:
+                value = value.astype(accumulator_dtype(value.dtype))
+            if is_counted and not is_sum:
+                value = value * jnp.asarray(batch_size, value.dtype)
+            ready.append(value)
+        return equation.primitive.bind(*ready, **params)
 
-    return jax.make_jaxpr(run)(*(each.aval for each in atoms)).jaxpr
+    avals = [
+        each.aval.update(dtype=accumulator_dtype(each.aval.dtype)) if is_sum else each.aval
+        for each, is_sum in zip(atoms, varies, strict=True)
+    ]
+    return jax.make_jaxpr(run)(*avals).jaxpr
 
 
 def _made_of_products(jaxpr: Any, varying: set[Any]) -> set[Any]:
@@ -221,25 +218,18 @@ def _made_of_products(jaxpr: Any, varying: set[Any]) -> set[Any]:
     found: set[Any] = set()
     for equation in jaxpr.eqns:
         operands = [var for var in variables(equation.invars) if var in varying]
-        if not all(_is_wide(var.aval) for var in equation.outvars):
+        if not all(is_inexact(var.aval) for var in equation.outvars):
             continue
         leads = not found.isdisjoint(operands) and _is_linear(equation, varying)
-        if leads or _is_product(equation, jaxpr, varying):
+        if leads or is_product(equation, jaxpr, varying):
             found.update(equation.outvars)
     return found
-
-
-def _is_wide(aval: Any) -> bool:
-    """Returns whether sums of such values are of their own dtype, and rounded as they are."""
-    dtype = getattr(aval, "dtype", None)
-    is_inexact = dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
-    return is_inexact and accumulator_dtype(dtype) == dtype
 
 
 def _is_linear(equation: Any, varying: set[Any]) -> bool:
     """Returns whether a sum over rows may be taken before an equation instead of after it."""
     varies = [not isinstance(each, Literal) and each in varying for each in equation.invars]
-    if not all(_is_wide(var.aval) for var in variables(equation.invars) if var in varying):
+    if not all(is_inexact(var.aval) for var in variables(equation.invars) if var in varying):
         return False
     match equation.primitive.name:
         case name if name in _MOVING:
@@ -250,149 +240,13 @@ def _is_linear(equation: Any, varying: set[Any]) -> bool:
             return sum(varies) == 1
         case "div":
             return varies == [True, False]
+        case name if name == _CONVERTING:
+            dtypes = equation.invars[0].aval.dtype, equation.params["new_dtype"]
+            return all(jnp.issubdtype(each, jnp.floating) for each in dtypes)
         case "pad":
-            return varies == [True, False] and _is_zero(equation.invars[1])
+            return varies == [True, False] and is_zero(equation.invars[1])
         case _:
             return False
-
-
-def _is_product(equation: Any, jaxpr: Any, varying: set[Any]) -> bool:
-    """Returns whether an equation has a form that sums the results of many rows by itself."""
-    atoms = equation.invars
-    varies = [not isinstance(each, Literal) and each in varying for each in atoms]
-    if not all(_is_wide(var.aval) for var in equation.outvars):
-        return False
-    match equation.primitive.name:
-        case "dot_general":
-            is_exact = all(varies) and all(_is_wide(each.aval) for each in atoms)
-            return is_exact and _is_better_summed(equation)
-        case "conv_general_dilated":
-            return all(varies)
-        case "scatter-add":
-            numbers = equation.params["dimension_numbers"]
-            return not numbers.operand_batching_dims and _is_filled_with_zeros(atoms[0], jaxpr)
-        case "dynamic_update_slice":
-            has_starts = len({each.aval.dtype for each in atoms[2:]}) == 1
-            return has_starts and _is_filled_with_zeros(atoms[0], jaxpr)
-        case _:
-            return False
-
-
-def _is_better_summed(equation: Any) -> bool:
-    """Returns whether a matrix product is smaller or quicker if rows are contracted too.
-
-    It is smaller if it is larger than its operands, and quicker if their rows need not be moved
-    next to what is contracted.
-    """
-    contracting, (batch, _) = equation.params["dimension_numbers"]
-    if not batch and all(tuple(axes) == tuple(range(len(axes))) for axes in contracting):
-        return True
-    return equation.outvars[0].aval.size > sum(each.aval.size for each in equation.invars)
-
-
-def _is_zero(atom: Any) -> bool:
-    return isinstance(atom, Literal) and np.ndim(atom.val) == 0 and not atom.val
-
-
-def _is_filled_with_zeros(atom: Any, jaxpr: Any) -> bool:
-    makers = (each for each in jaxpr.eqns if atom in each.outvars)
-    return any(
-        each.primitive.name == "broadcast_in_dim" and _is_zero(each.invars[0]) for each in makers
-    )
-
-
-def _product(equation: Any) -> tuple[Term, list[Any]]:
-    """Returns a product as a term, and the variables that it is made of."""
-    match equation.primitive.name:
-        case "dot_general":
-            adders = _matrix_product(equation)
-        case "conv_general_dilated":
-            adders = _convolution(equation.params)
-        case "scatter-add":
-            adders = _scatter(equation.params)
-        case _:
-            adders = _update(is_row=True), _update(is_row=False)
-    is_onto_zeros = equation.primitive.name in _ONTO_ZEROS
-    values = list(equation.invars[1:] if is_onto_zeros else equation.invars)
-    return Term(aval=equation.outvars[0].aval, count=len(values), adders=adders), values
-
-
-def _matrix_product(equation: Any) -> tuple[Make, Make]:
-    params = equation.params
-    contracting, batch = (
-        tuple(tuple(axis + 1 for axis in axes) for axes in pair)
-        for pair in params["dimension_numbers"]
-    )
-    numbers = tuple((0, *axes) for axes in contracting), batch
-
-    def add_row(total: Any, left: Any, right: Any) -> Any:
-        return total + equation.primitive.bind(left, right, **params)
-
-    def add_rows(total: Any, left: Any, right: Any) -> Any:
-        changed = {**params, "dimension_numbers": numbers}
-        return total + equation.primitive.bind(left, right, **changed)
-
-    return add_row, add_rows
-
-
-def _convolution(params: dict[str, Any]) -> tuple[Make, Make]:
-    """The features of all rows side by side are one row's that has so many of them."""
-    numbers, groups = params["dimension_numbers"], params["feature_group_count"]
-
-    def add_row(total: Any, image: Any, kernel: Any) -> Any:
-        return total + convolved(image, kernel, **params)
-
-    def add_rows(total: Any, image: Any, kernel: Any) -> Any:
-        image = _side_by_side(image, numbers.lhs_spec[1], groups)
-        kernel = _side_by_side(kernel, numbers.rhs_spec[1])
-        return total + convolved(image, kernel, **params)
-
-    return add_row, add_rows
-
-
-def _side_by_side(rows: Any, axis: int, groups: int = 1) -> Any:
-    """Returns rows, stacked along the first axis, with one of their own axes following another.
-
-    Args:
-        rows: along the first axis.
-        axis: of a row.
-        groups: how many parts of it stay apart: all rows of the first come first.
-    """
-    shape = rows.shape[1:]
-    apart = rows.reshape(
-        rows.shape[0], *shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]
-    )
-    together = (*shape[:axis], rows.shape[0] * shape[axis], *shape[axis + 1 :])
-    return jnp.moveaxis(apart, 0, axis + 1).reshape(together)
-
-
-def _scatter(params: dict[str, Any]) -> tuple[Make, Make]:
-    numbers = params["dimension_numbers"]
-    window = tuple(axis + 1 for axis in numbers.update_window_dims)
-    of_rows = numbers._replace(update_window_dims=window)
-
-    def add_row(total: Any, indices: Any, updates: Any) -> Any:
-        return jax.lax.scatter_add(total, indices, updates, numbers, mode=params["mode"])
-
-    def add_rows(total: Any, indices: Any, updates: Any) -> Any:
-        return jax.lax.scatter_add(total, indices, updates, of_rows, mode=params["mode"])
-
-    return add_row, add_rows
-
-
-def _update(is_row: bool) -> Make:
-    """Returns what adds one slice, or one for every row, where `dynamic_update_slice` puts it."""
-
-    def add(total: Any, update: Any, *starts: Any) -> Any:
-        axes = tuple(range(total.ndim))
-        window = axes if is_row else tuple(axis + 1 for axis in axes)
-        numbers = jax.lax.ScatterDimensionNumbers(window, (), axes)
-        indices = jnp.stack(starts, -1)
-        if indices.dtype.itemsize < 4:  # which cannot count to the end of large arrays
-            indices = indices.astype(jnp.int32)
-        return jax.lax.scatter_add(total, indices, update, numbers, mode="clip")
-
-    return add
 
 
 def _in_order(jaxpr: Any) -> list[Any]:

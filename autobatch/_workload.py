@@ -300,7 +300,7 @@ def _reduced(rows: Any, axis: Axis) -> Any:
     if not isinstance(axis, Reduction):
         return rows
     check_reduction(axis, rows.dtype, rows.shape[0])
-    return finished(added(rows), axis, rows.shape[0], rows.dtype)
+    return finished(added(rows), axis, rows.shape[0], jax.typeof(rows))
 
 
 def _positions(statics: Statics) -> set[int]:

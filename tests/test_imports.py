@@ -6,6 +6,7 @@ The import statements are read, not run: those inside functions and under `TYPE_
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 pytestmark = pytest.mark.source
 
 PACKAGE = Path(__file__).parent.parent / "autobatch"
+DESIGN = PACKAGE.parent / "docs" / "design.md"
 
 # From top to bottom. A module imports its own layer and those below it. A subpackage is one unit.
 LAYERS = (
@@ -32,6 +34,7 @@ LAYERS = (
     {"_reversible"},
     {"_eligibility", "_key", "_load", "_mapping", "_memory", "_search"},
     {"_hoisting", "_routes", "_summation"},
+    {"_terms"},
     {"_loop_convolution"},
     {"_convolution"},
     {"_rewriting", "_rows"},
@@ -119,6 +122,12 @@ def in_package(path: Path) -> str:
 
 def test_every_module_has_a_layer() -> None:
     assert sorted(UNITS - set(LAYER)) == []
+
+
+def test_the_design_shows_these_layers() -> None:
+    _, section = DESIGN.read_text().split("\n## Layers\n")
+    shown = section.split("```")[1].split("->")
+    assert [set(re.findall(r"\w+", each)) for each in shown] == list(LAYERS)
 
 
 @pytest.mark.parametrize("path", FILES, ids=in_package)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -201,3 +204,89 @@ def test_small_integers_tell_where_a_slice_goes(strategy: str | None) -> None:
     np.testing.assert_allclose(
         batched(XS, starts), jax.vmap(fun)(XS, starts).sum(0), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("where", ["mapped", "unmapped", "nowhere"])
+def test_effects_happen_as_often_as_under_vmap(where: str) -> None:
+    seen: list[int] = []
+    read = {"mapped": lambda w, x: (x,), "unmapped": lambda w, x: (w,), "nowhere": lambda w, x: ()}
+
+    def fun(w: Any, x: Any) -> Any:
+        jax.debug.callback(lambda *_: seen.append(1), *read[where](w, x))
+        return loss(w, x)
+
+    def count(mapped: Any) -> int:
+        seen.clear()
+        jax.block_until_ready(mapped(WEIGHTS, XS))
+        jax.effects_barrier()
+        return len(seen)
+
+    gradient = jax.grad(fun)
+    plain = count(jax.jit(lambda w, x: jax.vmap(gradient, (None, 0))(w, x).sum(0)))
+    assert count(autobatch(gradient, (None, 0), SUM)) == plain
+    np.testing.assert_allclose(
+        autobatch(gradient, (None, 0), SUM)(WEIGHTS, XS),
+        jax.vmap(jax.grad(loss), (None, 0))(WEIGHTS, XS).sum(0),
+        rtol=1e-5,
+    )
+
+
+def test_weak_types_are_those_of_a_row_whatever_is_chosen() -> None:
+    def fun(x: Any) -> Any:
+        return jnp.where(x > 0, 1.0, 2.0)
+
+    xs = XS[:, 0]
+    ways: list[dict[str, Any]] = [{"strategy": each} for each in EVERY if each]
+    for options in [*ways, {"tune": "off"}]:
+        assert autobatch(fun, out_axes=SUM, **options)(xs).weak_type
+        assert not autobatch(lambda x: 2 * x, out_axes=SUM, **options)(xs).weak_type
+
+
+@every
+def test_products_of_low_precision_are_added_in_float32(strategy: str | None) -> None:
+    def fun(w: Any, x: Any) -> Any:
+        return jnp.tanh(w.astype(jnp.bfloat16) @ x.astype(jnp.bfloat16)).sum().astype(jnp.float32)
+
+    w, xs = rows(6, 5), rows(ROWS, 5)
+    gradient = jax.grad(fun)
+    batched = autobatch(gradient, (None, 0), SUM, strategy=strategy)
+    got, wanted = batched(w, xs), jax.vmap(gradient, (None, 0))(w, xs).sum(0)
+    assert got.dtype == wanted.dtype
+    np.testing.assert_allclose(got, wanted, rtol=2e-2, atol=2e-2)
+    one = jax.grad(lambda w, x: fun(w, x).astype(jnp.bfloat16))
+    lowest = autobatch(one, (None, 0), SUM, strategy=strategy)(w.astype(jnp.bfloat16), xs)
+    assert lowest.dtype == jnp.bfloat16
+    np.testing.assert_allclose(lowest.astype(np.float32), wanted, rtol=5e-2, atol=5e-2)
+
+
+def test_no_terms_of_low_precision_are_made() -> None:
+    def fun(w: Any, x: Any) -> Any:
+        return jnp.tanh(w.astype(jnp.bfloat16) @ x.astype(jnp.bfloat16)).sum().astype(jnp.float32)
+
+    batched = autobatch(jax.grad(fun), (None, 0), SUM, strategy="chunked:5")
+    jaxpr = jax.make_jaxpr(lambda w, x: batched(w, x))(rows(64, 48), rows(ROWS, 48))
+    assert "64,48" in str(jaxpr)
+    assert "5,64,48" not in str(jaxpr)
+    assert "5,48,64" not in str(jaxpr)
+
+
+def test_rows_spread_over_devices_are_summed_where_they_lie() -> None:
+    code = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from autobatch import SUM, autobatch
+mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
+w = jnp.arange(6.0).reshape(2, 3)
+xs = jnp.arange(24.0).reshape(8, 3)
+fun = lambda w, x: jnp.einsum("i,j->ij", w @ x, x)
+wanted = jax.vmap(fun, (None, 0))(w, xs).sum(0)
+with jax.set_mesh(mesh):
+    spread = jax.device_put(xs, NamedSharding(mesh, P("d")))
+    got = autobatch(fun, (None, 0), SUM, store=False)(w, spread)
+np.testing.assert_allclose(got, wanted)
+"""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **flags}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
