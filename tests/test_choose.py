@@ -29,6 +29,7 @@ from autobatch._choose import (
     without_larger,
 )
 from autobatch._record import Limits, Outcome, Record
+from autobatch._search import over_memory
 from autobatch._strategies import FAMILIES, MAP, VMAP, Strategy
 
 MIB, GIB = 1024**2, 1024**3
@@ -374,6 +375,33 @@ def test_loser_says_why(outcome: Outcome, reason: str) -> None:
     record = make_record(outcomes=(make_outcome("vmap"), outcome))
     told = explained(record, make_limits(), VMAP)
     assert [each.reason for each in told] == ["chosen: least total within 2.0 GiB", reason]
+
+
+@pytest.mark.parametrize(
+    ("verb", "memory_bytes", "reason"),
+    [
+        ("may need", 2 * MIB, "may need 15.4 MiB of 2.0 MiB; not run"),
+        ("would need", 2 * MIB, "would need 15.4 MiB of 2.0 MiB; not run"),
+        ("may need", 8 * MIB, "may need 15.4 MiB of 8.0 MiB; not run"),
+        ("may need", 16 * MIB, "not run; may need 15.4 MiB, which fits by now"),
+        ("would need", None, "not run; would need 15.4 MiB, which fits by now"),
+    ],
+)
+def test_what_did_not_fit_is_told_by_the_limit_at_hand(
+    verb: Any, memory_bytes: int | None, reason: str
+) -> None:
+    barred = over_memory(Strategy.parse("chunked:64"), int(15.4 * MIB), 8 * MIB, verb)
+    record = make_record(outcomes=(make_outcome("vmap"), barred))
+    limits = make_limits(memory_bytes=memory_bytes)
+    assert explained(record, limits, VMAP)[1].reason == reason
+    assert explained(record, limits, barred.strategy)[1].reason == f"chosen although {reason}"
+
+
+@pytest.mark.parametrize("reason", ["too much", None])
+def test_what_did_not_fit_keeps_its_words_where_its_need_is_unknown(reason: str | None) -> None:
+    barred = make_outcome("map", status="over-memory", predicted_bytes=None, reason=reason)
+    record = make_record(outcomes=(make_outcome("vmap"), barred))
+    assert explained(record, make_limits(), VMAP)[1].reason == (reason or "over-memory")
 
 
 def test_plan_that_breaks_a_limit_says_so() -> None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autobatch import _measure, autobatch
+from autobatch import SUM, _measure, autobatch
 
 # The automatic choice, where it is tested, tries every family.
 pytestmark = pytest.mark.usefixtures("exhaustive")
@@ -213,6 +213,24 @@ def test_calls_are_exported_with_a_batch_of_unknown_size() -> None:
         jax.ShapeDtypeStruct(shape, jnp.float32)
     )
     np.testing.assert_allclose(exported.call(rows()), np.sin(rows()).sum(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", [None, SUM])
+@pytest.mark.parametrize("suffix", ["", "+remat"])
+@pytest.mark.parametrize("family", ["vmap", "map", "chunked:2", "chunked:99", "unrolled"])
+def test_a_batch_of_unknown_size_is_vectorised_under_every_forced_strategy(
+    family: str, suffix: str, reduction: Any
+) -> None:
+    out_axes = 0 if reduction is None else reduction
+    batched = autobatch(lambda x: jnp.sin(x).sum(), 0, out_axes, strategy=f"{family}{suffix}")
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("rows, 3"), jnp.float32)
+    forward, gradient = (
+        jax.export.export(jax.jit(fun))(shape)
+        for fun in (lambda x: batched(x).sum(), jax.grad(lambda x: batched(x).sum()))
+    )
+    np.testing.assert_allclose(forward.call(rows()), np.sin(rows()).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gradient.call(rows()), np.cos(rows()), rtol=1e-5)
+    assert "stablehlo.while" not in forward.mlir_module() + gradient.mlir_module()
 
 
 # Transformations, contexts and threads.
