@@ -207,7 +207,8 @@ class _Tuning:
     def _run(self, trial: Trial) -> None:
         job, instruments = self._job, self._instruments
         self._trying("run", trial.strategy)
-        outputs = _measure.first_run(trial, self._args, self._kwargs, job.device, instruments)
+        call, once = (self._args, self._kwargs), self._is_called_back
+        outputs = _measure.first_run(trial, *call, job.device, instruments, once)
         if self._reference is None:
             self._reference = Reference(outputs, job.workload.sums)
         else:
@@ -230,11 +231,10 @@ class _Tuning:
         _measure.glance(
             trial,
             min(firsts, default=None),
-            self._args,
-            self._kwargs,
+            *call,
             instruments,
             care=self._care,
-            once=self._is_called_back,
+            once=once,
         )
 
     def _time(self) -> None:
