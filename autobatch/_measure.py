@@ -21,7 +21,7 @@ import numpy as np
 
 from autobatch._bound import live_bytes
 from autobatch._instruments import Instruments
-from autobatch._memory import FIRST_RUN_BYTES, no_garbage_collection
+from autobatch._memory import no_garbage_collection
 from autobatch._program import Prepared
 from autobatch._strategies import Strategy
 
@@ -35,8 +35,6 @@ FAR_SLOWER = 1.5
 """A candidate whose best sample is this many times slower than the best gets no further sample."""
 NO_SECOND_RUN_S, NO_SECOND_RUN = 0.25, 4.0
 """A first run, which also loads the executable, is the only one if it is slower than both."""
-SECOND_LOOK_S = 1.0
-"""A first run that was quicker is repeated if memory grew by more than was planned."""
 _SAVED = "/jax/compilation_cache/compile_time_saved_sec"
 
 WHOLE_REFERENCE_BYTES = 64 * 1024 * 1024
@@ -107,42 +105,16 @@ def compile_(trial: Trial, instruments: Instruments) -> None:
     trial.traced = None
 
 
-def first_run(
-    trial: Trial,
-    args: Any,
-    kwargs: Any,
-    device: Any,
-    instruments: Instruments,
-    once: bool = False,
-) -> Any:
+def first_run(trial: Trial, args: Any, kwargs: Any, device: Any, instruments: Instruments) -> Any:
     """Runs the trial once, measures how far memory grows, and returns the outputs.
 
     The run is no sample: it also loads the code. It only counts, at a glance, where it was quick.
-    If memory grew by more than XLA planned, a quick trial runs once more, and the lesser growth
-    counts: what a library allocates once for all its calls is no need of this one.
-
-    Args:
-        trial: compiled.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
-        device: where it runs.
-        instruments: clock and memory.
-        once: whether one run must do.
     """
-
-    def run() -> Any:
-        return jax.block_until_ready(trial.program.jitted(*args, **kwargs))
-
     start = instruments.clock()
-    outputs, growth = instruments.growth(run, device)
+    outputs, trial.growth_bytes = instruments.growth(
+        lambda: jax.block_until_ready(trial.program.jitted(*args, **kwargs)), device
+    )
     trial.first_run_s = instruments.clock() - start
-    expected = (trial.planned_bytes or 0) + FIRST_RUN_BYTES
-    is_quick = not once and trial.first_run_s <= SECOND_LOOK_S
-    if is_quick and growth is not None and growth > expected and device.platform == "cpu":
-        del outputs  # so that they are not there twice
-        outputs, again = instruments.growth(run, device)
-        growth = growth if again is None else min(growth, again)
-    trial.growth_bytes = growth
     return outputs
 
 

@@ -207,8 +207,7 @@ class _Tuning:
     def _run(self, trial: Trial) -> None:
         job, instruments = self._job, self._instruments
         self._trying("run", trial.strategy)
-        call, once = (self._args, self._kwargs), self._is_called_back
-        outputs = _measure.first_run(trial, *call, job.device, instruments, once)
+        outputs = _measure.first_run(trial, self._args, self._kwargs, job.device, instruments)
         if self._reference is None:
             self._reference = Reference(outputs, job.workload.sums)
         else:
@@ -231,10 +230,11 @@ class _Tuning:
         _measure.glance(
             trial,
             min(firsts, default=None),
-            *call,
+            self._args,
+            self._kwargs,
             instruments,
             care=self._care,
-            once=once,
+            once=self._is_called_back,
         )
 
     def _time(self) -> None:

@@ -55,31 +55,6 @@ def test_the_first_run_is_no_sample() -> None:
     assert (trial.first_run_s, trial.run_s) == (5.0, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("planned", "grown", "once", "expected", "runs"),
-    [
-        (8, [9, 0], False, 9, 1),  # no more than a first run takes anyway
-        (8, [20, 3], False, 3, 2),  # what a library has allocated for good
-        (8, [20, 19], False, 19, 2),  # what every call needs
-        (8, [20, 30], False, 20, 2),
-        (8, [20, None], False, 20, 2),
-        (None, [20, 3], False, 3, 2),
-        (8, [20, 3], True, 20, 1),
-    ],
-)
-def test_growth_beyond_the_plan_is_looked_at_again(
-    planned: int | None, grown: list[int | None], once: bool, expected: int, runs: int
-) -> None:
-    clock, mib = Clock(), 1 << 20
-    trial = fake_trial(clock, 0.1, 0.1)
-    trial.planned_bytes = None if planned is None else planned * mib
-    figures = iter(None if each is None else each * mib for each in grown)
-    looks = Instruments(clock=clock, growth=lambda run, _: (run(), next(figures)))
-    _measure.first_run(trial, (), {}, jax.local_devices()[0], looks, once)
-    assert trial.growth_bytes == expected * mib
-    assert len(list(figures)) == 2 - runs
-
-
 def test_short_calls_are_repeated_until_a_sample_is_long_enough() -> None:
     clock = Clock()
     trial = fake_trial(clock, 1e-5, first_run_s=1e-5)
