@@ -341,7 +341,7 @@ class _Service:
 
         def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
             if is_differentiated(workload.consts):
-                return self._planned_replaced(workload, arrays).plan.strategy
+                return self._resolve_replaced(workload, arrays)
             return self._planned_inside(workload, arrays).plan.strategy
 
         return Program(self._spec, self.form, resolve, self._derive, self._donation)
@@ -352,11 +352,7 @@ class _Service:
 
         It is apart from `_traced`: a plan that nothing was measured for must not serve there.
         """
-
-        def resolve(workload: Workload, arrays: list[Any]) -> Strategy:
-            return self._planned_replaced(workload, arrays).plan.strategy
-
-        return Program(self._spec, self.form, resolve, self._derive, self._donation)
+        return Program(self._spec, self.form, self._resolve_replaced, self._derive, self._donation)
 
     def _planned_inside(self, workload: Workload, arrays: list[Any]) -> Planned:
         from autobatch._inside import planned_inside
@@ -364,10 +360,10 @@ class _Service:
         device = device_of(())
         return planned_inside(self._planner, workload, arrays, device, self._new_program(device))
 
-    def _planned_replaced(self, workload: Workload, arrays: list[Any]) -> Planned:
+    def _resolve_replaced(self, workload: Workload, arrays: list[Any]) -> Strategy:
         from autobatch._inside import replaced_inside
 
-        return replaced_inside(self._planner, workload, arrays, device_of(()))
+        return replaced_inside(self._planner, workload, arrays, device_of(())).plan.strategy
 
     @property
     def _derive(self) -> Resolve:

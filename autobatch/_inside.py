@@ -22,6 +22,8 @@ from autobatch._strategies import VMAP
 from autobatch._synthetic import stand_ins, why_no_stand_ins
 from autobatch._workload import Workload
 
+_ADVISED: set[str] = set()
+
 
 def planned_inside(
     planner: Planner,
@@ -125,6 +127,3 @@ def _advise(planner: Planner, workload: Workload, verb: str) -> None:
     if text not in _ADVISED:
         _ADVISED.add(text)
         LOGGER.info(text)
-
-
-_ADVISED: set[str] = set()
