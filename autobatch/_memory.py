@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -184,18 +185,39 @@ def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | N
         return run(), None
     # The mark is read before and after, not the resident size before: the kernel batches its
     # counters per core, and one counter's error cancels where two would add.
-    with no_garbage_collection():  # what it frees meanwhile would be used again without growth
-        before, size = _status_bytes(proc, "VmHWM"), _status_bytes(proc, "VmSize")
+    # What it frees meanwhile would be used again without growth.
+    with no_garbage_collection(), _address_space_at_its_peak(proc) as size:
+        before = _status_bytes(proc, "VmHWM")
         result = run()
         after = _status_bytes(proc, "VmHWM")
+        peak = _status_bytes(proc, "VmPeak")
     if before is None or after is None:
         return result, None
     growth = max(0, after - before)
-    if _address_space_limit(proc) is not None and size is not None:
-        # What is only reserved counts against that limit too. Its peak cannot be reset: if this
-        # run did not raise it, the figure is too high, which is safe.
-        growth = max(growth, (_status_bytes(proc, "VmPeak") or 0) - size)
+    if size is not None and peak is not None:
+        growth = max(growth, peak - size)
     return result, growth
+
+
+@contextmanager
+def _address_space_at_its_peak(proc: Path) -> Iterator[int | None]:
+    """Gives the bytes of address space from which its peak grows, under `ulimit -v`; else None.
+
+    What is only reserved counts against that limit too. Its peak cannot be reset, so the address
+    space is brought up to it by a mapping that takes no memory, but a quarter of the room at most:
+    half of it counts as free. What is then still missing counts as growth, which is safe.
+    """
+    limit, size = _address_space_limit(proc), _status_bytes(proc, "VmSize")
+    peak = _status_bytes(proc, "VmPeak")
+    if limit is None or size is None or peak is None:
+        yield None
+        return
+    missing = min(peak - size, (limit - size) // 4)
+    if missing <= 0:
+        yield size
+        return
+    with mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0):
+        yield size + missing
 
 
 def _await_frees(proc: Path) -> None:

@@ -165,6 +165,32 @@ def test_under_a_limit_on_address_space_what_is_reserved_counts(
     assert process_growth(run, tmp_path) == (None, growth)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these figures")
+def test_address_space_of_earlier_work_is_no_growth() -> None:
+    program = """
+import mmap, resource
+from pathlib import Path
+from autobatch._memory import process_growth
+
+def reserve(mib):
+    mmap.mmap(-1, mib << 20, prot=0).close()
+
+def growth(mib):
+    return process_growth(lambda: reserve(mib))[1] >> 20
+
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (1024 << 20), resource.RLIM_INFINITY))
+reserve(100)
+print(growth(1), growth(50), growth(1), growth(150))
+reserve(700)
+print(400 <= growth(1) <= 500)
+reserve(1000)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["1 50 1 150", "True"], done.stderr
+    assert done.returncode == 0, done.stderr  # what was held is let go of
+
+
 def test_this_machine_has_memory() -> None:
     memory = device_memory(CPU)
     assert memory.free_bytes is not None
