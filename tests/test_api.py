@@ -658,9 +658,7 @@ def test_a_plan_of_the_nearest_size_must_fit_in_memory(tunings: list[int]) -> No
     assert plan.source == "nearest"
     assert plan.strategy.family in ("map", "chunked")
     memory = batched.lower(x).compile().memory_analysis()
-    needs = (
-        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    )
+    needs = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert needs <= 32_000_000
 
 
