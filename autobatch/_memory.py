@@ -13,10 +13,12 @@ import mmap
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from autobatch._record import PeakSource
 
@@ -28,6 +30,8 @@ FIRST_RUN_BYTES = 1 << 20
 """What the first run of an executable may map besides its buffers."""
 _WAIT_S, _MOST_WAITS = 1e-3, 30
 """How often memory is looked at while it is being freed."""
+_ENTRY, _PRESENT = np.dtype(np.uint64), np.uint64(63)
+"""An entry of `pagemap`, and its bit of pages that are in memory."""
 _NO_LIMIT = 1 << 60
 """What cgroup v1 writes for "no limit" is a page short of 2**63."""
 
@@ -169,8 +173,10 @@ def measured_growth(run: Callable[[], T], device: Any) -> tuple[T, int | None]:
 def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | None]:
     """Returns what `run` returned and the growth of this process's resident memory, if known.
 
-    Under `ulimit -v` it is the growth of the address space, if that is more. Only Linux can reset
-    the high-water mark (`man 5 proc_pid_clear_refs`), and some containers do not let it be written.
+    Code that it loads or generates is left out: no strategy can do without it, and no second call
+    adds to it. Under `ulimit -v` it is the growth of the address space, if that is more. Only
+    Linux can reset the high-water mark (`man 5 proc_pid_clear_refs`), and some containers do not
+    let it be written.
 
     Args:
         run: as for `measured_growth`.
@@ -187,16 +193,40 @@ def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | N
     # counters per core, and one counter's error cancels where two would add.
     # What it frees meanwhile would be used again without growth.
     with no_garbage_collection(), _address_space_at_its_peak(proc) as size:
+        code = code_bytes(proc)
         before = _status_bytes(proc, "VmHWM")
         result = run()
         after = _status_bytes(proc, "VmHWM")
         peak = _status_bytes(proc, "VmPeak")
+        code = max(0, code_bytes(proc) - code)
     if before is None or after is None:
         return result, None
-    growth = max(0, after - before)
+    growth = max(0, after - before - code)
     if size is not None and peak is not None:
         growth = max(growth, peak - size)
     return result, growth
+
+
+def code_bytes(proc: Path = _PROC) -> int:
+    """Returns the resident bytes of files, above all libraries, and of code made in memory.
+
+    The kernel drops pages of a file before it refuses memory. Code in memory is what XLA compiled
+    and what libraries compile at the first product or convolution; such mappings are executable
+    and have no name, and `pagemap` says which of their pages are there (`man 5 proc_pid_pagemap`).
+
+    Args:
+        proc: the folder of this process under `/proc`.
+    """
+    resident = _status_bytes(proc, "RssFile") or 0
+    with suppress(OSError, ValueError), (proc / "pagemap").open("rb") as pages:
+        for line in _read(proc / "maps").splitlines():
+            addresses, permissions, _, _, _, *name = line.split()
+            if "x" in permissions and not name:
+                start, end = (int(each, 16) // mmap.PAGESIZE for each in addresses.split("-"))
+                pages.seek(start * _ENTRY.itemsize)
+                entries = np.frombuffer(pages.read((end - start) * _ENTRY.itemsize), _ENTRY)
+                resident += mmap.PAGESIZE * int(np.count_nonzero(entries >> _PRESENT))
+    return resident
 
 
 @contextmanager

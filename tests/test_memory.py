@@ -191,6 +191,39 @@ reserve(1000)
     assert done.returncode == 0, done.stderr  # what was held is let go of
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these figures")
+def test_code_is_no_growth(tmp_path: Path) -> None:
+    program = """
+import mmap, sys
+from pathlib import Path
+from autobatch._memory import process_growth
+
+MIB = 1 << 20
+file = Path(sys.argv[1])
+file.write_bytes(bytes(40 * MIB))
+held = []
+
+def mapped_file():
+    with file.open() as opened:
+        held.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    assert not any(held[-1][::4096])
+
+def anonymous(protection):
+    held.append(mmap.mmap(-1, 40 * MIB, flags=mmap.MAP_PRIVATE, prot=protection))
+    held[-1][:] = bytes(40 * MIB)
+
+def run(permissions):
+    anonymous(mmap.PROT_READ | mmap.PROT_WRITE | permissions)
+
+for each in (mapped_file, lambda: run(mmap.PROT_EXEC), lambda: run(0)):
+    print(round(process_growth(each)[1] / MIB / 40))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "file")], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["0", "0", "1"], done.stderr
+
+
 def test_this_machine_has_memory() -> None:
     memory = device_memory(CPU)
     assert memory.free_bytes is not None
