@@ -28,6 +28,9 @@ _PROC = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
 FIRST_RUN_BYTES = 1 << 20
 """What the first run of an executable may map besides its buffers."""
+LIBRARIES_BYTES = 8 << 20
+"""What libraries may take in a process's first run, besides code, and never again: while they
+generate the code, and to keep."""
 _WAIT_S, _MOST_WAITS = 1e-3, 30
 """How often memory is looked at while it is being freed."""
 _ENTRY, _PRESENT = np.dtype(np.uint64), np.uint64(63)

@@ -207,7 +207,9 @@ class _Tuning:
     def _run(self, trial: Trial) -> None:
         job, instruments = self._job, self._instruments
         self._trying("run", trial.strategy)
-        outputs = _measure.first_run(trial, self._args, self._kwargs, job.device, instruments)
+        is_first = not self._trials and not self._is_called_back
+        call = (self._args, self._kwargs, job.device, instruments)
+        outputs = _measure.first_run(trial, *call, is_first)
         if self._reference is None:
             self._reference = Reference(outputs, job.workload.sums)
         else:
@@ -303,12 +305,11 @@ class _Tuning:
         )
 
     def _needs(self) -> list[Need]:
-        rows = self._job.workload.batch_size
         return [
             Need(
-                rows_at_once=rows_at_once(each.strategy, rows),
+                rows_at_once=rows_at_once(each.strategy, self._job.workload.batch_size),
                 bound_bytes=each.bound_bytes,
-                needed_bytes=max(each.planned_bytes or 0, each.growth_bytes or 0),
+                needed_bytes=self._peak(each, 0)[0] or 0,
             )
             for each in self._trials
             if self._is_known(each)
