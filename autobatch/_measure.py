@@ -111,14 +111,13 @@ def first_run(
     kwargs: Any,
     device: Any,
     instruments: Instruments,
-    is_first: bool,
+    again_by: float,
 ) -> Any:
     """Runs the trial, measures how far memory grows, and returns the outputs.
 
     The run is no sample: it also loads the code. It only counts, at a glance, where it was quick.
-    If the first trial makes the process grow by more than is planned, a second run tells what
-    libraries took once and for all: at most `LIBRARIES_BYTES`, since it may also use what the first
-    has left.
+    If a process grew by more than is planned, a second run tells what libraries took once and for
+    all: at most `LIBRARIES_BYTES`, since it may also use what the first has left.
 
     Args:
         trial: compiled.
@@ -126,7 +125,7 @@ def first_run(
         kwargs: keyword arguments of the call.
         device: where it runs.
         instruments: the clock and the memory.
-        is_first: whether nothing was run before, and this may run twice.
+        again_by: when a second run must have ended, as the clock reads; minus infinity for none.
     """
 
     def run() -> Any:
@@ -136,7 +135,8 @@ def first_run(
     outputs, growth = instruments.growth(run, device)
     trial.first_run_s = instruments.clock() - start
     expected = (trial.planned_bytes or 0) + FIRST_RUN_BYTES
-    if is_first and device.platform == "cpu" and growth is not None and growth > expected:
+    has_time = instruments.clock() + trial.first_run_s <= again_by
+    if growth is not None and growth > expected and device.platform == "cpu" and has_time:
         del outputs
         outputs, again = instruments.growth(run, device)
         growth = min(growth, max(again or 0, growth - LIBRARIES_BYTES))

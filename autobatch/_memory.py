@@ -194,7 +194,7 @@ def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | N
         return run(), None
     # The mark is read before and after, not the resident size before: the kernel batches its
     # counters per core, and one counter's error cancels where two would add.
-    # What it frees meanwhile would be used again without growth.
+    # Garbage that is collected meanwhile would be used again without growth.
     with no_garbage_collection(), _address_space_at_its_peak(proc) as size:
         code = code_bytes(proc)
         before = _status_bytes(proc, "VmHWM")

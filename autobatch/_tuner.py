@@ -207,9 +207,9 @@ class _Tuning:
     def _run(self, trial: Trial) -> None:
         job, instruments = self._job, self._instruments
         self._trying("run", trial.strategy)
-        is_first = not self._trials and not self._is_called_back
+        again_by = -math.inf if self._trials or self._is_called_back else self._deadline
         call = (self._args, self._kwargs, job.device, instruments)
-        outputs = _measure.first_run(trial, *call, is_first)
+        outputs = _measure.first_run(trial, *call, again_by)
         if self._reference is None:
             self._reference = Reference(outputs, job.workload.sums)
         else:

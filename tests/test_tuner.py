@@ -186,6 +186,27 @@ def test_growth_beyond_the_limit_stops_larger_candidates(monkeypatch: pytest.Mon
     assert "not run" in str(outcomes(plan)["vmap"].reason)
 
 
+def told(x: Any) -> Any:
+    return jax.pure_callback(lambda x: x, x, x, vmap_method="sequential").sum()
+
+
+@pytest.mark.parametrize(("fun", "more"), [(fun, 1), (told, 0)])
+@pytest.mark.usefixtures("exhaustive")
+def test_the_first_candidate_is_looked_at_twice_if_that_runs_no_callback(
+    fun: Callable[..., Any], more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+
+    def growth(run: Callable[[], Any], _: Any) -> tuple[Any, int]:
+        looks.append(None)
+        return run(), 12 * 1024**2
+
+    use(monkeypatch, growth=growth, planned=lambda _: 0)
+    statuses = [each.status for each in autobatch(fun).plan(rows()).outcomes]
+    assert statuses.count("measured") > 2
+    assert len(looks) == statuses.count("measured") + more
+
+
 def test_what_small_chunks_needed_corrects_a_bound_that_is_too_high(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
