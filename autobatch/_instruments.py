@@ -22,6 +22,7 @@ class Instruments:
         growth: runs a function, returns its result and the bytes that memory grew by meanwhile,
             None where the platform has no such figure.
         load: what the kernel counts of this process and of others, or None.
+        relieve: called between timed runs; each tuning sets it to keep to its own limit.
         planned: bytes of outputs and temporaries of an executable as XLA plans them, or None.
     """
 
@@ -30,3 +31,4 @@ class Instruments:
     growth: Callable[[Callable[[], Any], Any], tuple[Any, int | None]] = _memory.measured_growth
     load: Callable[[], Load | None] = _load.read_load
     planned: Callable[[Any], int | None] = _memory.planned_bytes
+    relieve: Callable[[], None] = lambda: None

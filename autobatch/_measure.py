@@ -266,6 +266,7 @@ def _sample(trial: Trial, args: Any, kwargs: Any, instruments: Instruments) -> f
         outputs = jax.block_until_ready(jitted(*args, **kwargs))
     elapsed = instruments.clock() - start
     del outputs
+    instruments.relieve()
     return elapsed / trial.repeats
 
 

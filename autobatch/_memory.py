@@ -283,6 +283,36 @@ def _give_back_heap() -> None:
             trim(0)
 
 
+class Relief:
+    """Keeps this process to a limit while programs are timed on a CPU.
+
+    The C library keeps what is freed, in as many pieces as programs that alternate leave it in:
+    several times what one of them needs. Called between runs, this hands free pages back once the
+    process has grown by half of the limit; the next run has the other half. It must take its pages
+    anew, which costs time, so not sooner.
+
+    Args:
+        device: where programs run.
+        limit_bytes: how far the process may grow from now on; None for any growth.
+        proc: the folder of this process under `/proc`.
+    """
+
+    def __init__(self, device: Any, limit_bytes: int | None, proc: Path = _PROC) -> None:
+        is_free = device.platform != "cpu" or limit_bytes is None
+        self._proc, self._step = proc, None if is_free else limit_bytes // 2
+        self._most = self._resident() + (self._step or 0)
+
+    def __call__(self) -> None:
+        """Hands free pages back where the limit asks for it."""
+        if self._step is not None and self._resident() > self._most:
+            _give_back_heap()
+            if self._resident() > self._most:  # what is in use cannot be given back
+                self._most = self._resident() + self._step
+
+    def _resident(self) -> int:
+        return _status_bytes(self._proc, "VmRSS") or 0
+
+
 def planned_bytes(compiled: Any) -> int | None:
     """Returns the bytes of results and temporaries that XLA planned for an executable.
 

@@ -64,7 +64,8 @@ def tune(job: Job, instruments: Instruments, *, resume: Record | None = None) ->
     """
     jax.block_until_ready(job.arrays)  # what computes them is nobody's time or memory
     with _DEVICE, busy():
-        return _Tuning(job, instruments, resume).run()
+        relief = _memory.Relief(job.device, job.limits.memory_bytes)
+        return _Tuning(job, replace(instruments, relieve=relief), resume).run()
 
 
 class _Tuning:
@@ -89,13 +90,11 @@ class _Tuning:
         # Before anything is compiled: misuse is the user's error.
         self._default: Trial | None = self._trace(VMAP)
         self._facts = self._known_facts(self._default)
-        hangs, watched = row is not None and may_not_end(row), job.supervision is not None
-        derives = job.workload.moving is not None
         begun = start(
             job.limits,
-            may_hang=hangs,
-            is_derivative=derives,
-            is_supervised=watched,
+            may_hang=row is not None and may_not_end(row),
+            is_derivative=job.workload.moving is not None,
+            is_supervised=job.supervision is not None,
             resume=resume,
             left=left,
         )
@@ -106,7 +105,7 @@ class _Tuning:
             facts=self._facts,
             limits=job.limits,
             families=begun.families,
-            remat=derives,
+            remat=job.workload.moving is not None,
             also=job.also,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,15 @@ def test_short_calls_are_repeated_until_a_sample_is_long_enough() -> None:
     assert trial.samples == []
     _measure.time_rounds([trial], (), {}, instruments(clock), seconds=0.0, deadline=1e9)
     assert trial.run_s == pytest.approx(1e-5)
+
+
+def test_between_samples_there_is_relief() -> None:
+    clock, reliefs = Clock(), list[float]()
+    trials = [fake_trial(clock, 1.0, first_run_s=1.0) for _ in range(2)]
+    measure = replace(instruments(clock), relieve=lambda: reliefs.append(clock.now))
+    _measure.time_rounds(trials, (), {}, measure, seconds=0.0, deadline=1e9)
+    assert len(reliefs) == clock.now >= 2 * _measure.ROUNDS_LEAST
+    assert reliefs == sorted(set(reliefs))
 
 
 def test_far_slower_than_the_best_gets_no_second_run() -> None:

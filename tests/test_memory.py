@@ -14,6 +14,7 @@ from autobatch import _memory
 from autobatch._memory import (
     FIRST_RUN_BYTES,
     DeviceMemory,
+    Relief,
     device_memory,
     host_memory,
     measured_growth,
@@ -222,6 +223,44 @@ for each in (mapped_file, lambda: run(mmap.PROT_EXEC), lambda: run(0)):
         [sys.executable, "-c", program, str(tmp_path / "file")], capture_output=True, text=True
     )
     assert done.stdout.split() == ["0", "0", "1"], done.stderr
+
+
+def test_free_pages_are_given_back_where_half_of_the_limit_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[int] = []
+
+    def resident(mib: int) -> None:
+        write(tmp_path / "status", f"VmRSS:\t {mib * 1024} kB\n")
+
+    def give_back(left: int) -> None:
+        given_back.append(left)
+        resident(left)
+
+    resident(100)
+    relieve = Relief(CPU, 50 * MIB, tmp_path)
+    for taken, left, given in [(125, 0, []), (126, 110, [110]), (126, 126, [110, 126])]:
+        monkeypatch.setattr(_memory, "_give_back_heap", lambda left=left: give_back(left))
+        resident(taken)
+        relieve()
+        assert given_back == given
+    resident(151)  # 126 are in use
+    relieve()
+    assert len(given_back) == 2
+    resident(152)
+    relieve()
+    assert len(given_back) == 3
+
+
+@pytest.mark.parametrize(("platform", "limit"), [("cpu", None), ("gpu", MIB)])
+def test_without_a_limit_of_the_process_nothing_is_given_back(
+    platform: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_memory, "_give_back_heap", lambda: pytest.fail("given back"))
+    write(tmp_path / "status", "VmRSS:\t 0 kB\n")
+    relieve = Relief(SimpleNamespace(platform=platform), limit, tmp_path)
+    write(tmp_path / "status", f"VmRSS:\t {GIB} kB\n")
+    relieve()
 
 
 def test_this_machine_has_memory() -> None:
