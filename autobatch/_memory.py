@@ -298,8 +298,8 @@ class Relief:
     """
 
     def __init__(self, device: Any, limit_bytes: int | None, proc: Path = _PROC) -> None:
-        is_free = device.platform != "cpu" or limit_bytes is None
-        self._proc, self._step = proc, None if is_free else limit_bytes // 2
+        self._proc = proc
+        self._step = None if limit_bytes is None or device.platform != "cpu" else limit_bytes // 2
         self._most = self._resident() + (self._step or 0)
 
     def __call__(self) -> None:
