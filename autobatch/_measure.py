@@ -9,7 +9,7 @@ import math
 import random
 import statistics
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,7 +111,7 @@ def first_run(
     kwargs: Any,
     device: Any,
     instruments: Instruments,
-    again_by: float,
+    may_repeat: Callable[[Trial], bool],
 ) -> Any:
     """Runs the trial, measures how far memory grows, and returns the outputs.
 
@@ -125,7 +125,7 @@ def first_run(
         kwargs: keyword arguments of the call.
         device: where it runs.
         instruments: the clock and the memory.
-        again_by: when a second run must have ended, as the clock reads; minus infinity for none.
+        may_repeat: is asked before a second run.
     """
 
     def run() -> Any:
@@ -135,11 +135,12 @@ def first_run(
     outputs, growth = instruments.growth(run, device)
     trial.first_run_s = instruments.clock() - start
     expected = (trial.planned_bytes or 0) + FIRST_RUN_BYTES
-    has_time = instruments.clock() + trial.first_run_s <= again_by
-    if growth is not None and growth > expected and device.platform == "cpu" and has_time:
+    is_cpu = device.platform == "cpu"
+    if growth is not None and growth > expected and is_cpu and may_repeat(trial):
         del outputs
         outputs, again = instruments.growth(run, device)
-        growth = min(growth, max(again or 0, growth - LIBRARIES_BYTES))
+        if again is not None:
+            growth = min(growth, max(again, growth - LIBRARIES_BYTES))
     trial.growth_bytes = growth
     return outputs
 

@@ -31,6 +31,8 @@ FIRST_RUN_BYTES = 1 << 20
 LIBRARIES_BYTES = 8 << 20
 """What libraries may take in a process's first run, besides code, and never again: while they
 generate the code, and to keep."""
+CODE_BYTES = 16 << 20
+"""Growth of a run is code up to this much. What else it maps of files may come after its peak."""
 _WAIT_S, _MOST_WAITS = 1e-3, 30
 """How often memory is looked at while it is being freed."""
 _ENTRY, _PRESENT = np.dtype(np.uint64), np.uint64(63)
@@ -151,10 +153,10 @@ def measured_growth(run: Callable[[], T], device: Any) -> tuple[T, int | None]:
     """Returns what `run` returned, and by how many bytes memory grew at its peak meanwhile.
 
     On a CPU this is the growth of the process, which includes what libraries allocate outside
-    XLA's plan; it is exact to some pages per core. Memory that the C library kept from earlier
-    calls, up to 32 MiB a block, can be used again without growth, so the figure is a lower bound:
-    take the larger of it and XLA's plan. On other devices it is known only if the allocator's
-    peak rose, since that cannot be reset.
+    XLA's plan, but no code; it is exact to some pages per core. Memory that the C library kept
+    from earlier calls, up to 32 MiB a block, can be used again without growth, so the figure is a
+    lower bound: take the larger of it and XLA's plan. On other devices it is known only if the
+    allocator's peak rose, since that cannot be reset.
 
     Args:
         run: runs once; must block until its results are there and return them, so that nothing
@@ -176,15 +178,16 @@ def measured_growth(run: Callable[[], T], device: Any) -> tuple[T, int | None]:
 def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | None]:
     """Returns what `run` returned and the growth of this process's resident memory, if known.
 
-    Code that it loads or generates is left out: no strategy can do without it, and no second call
-    adds to it. Under `ulimit -v` it is the growth of the address space, if that is more. Only
-    Linux can reset the high-water mark (`man 5 proc_pid_clear_refs`), and some containers do not
-    let it be written.
+    Code that it loads or generates, up to `CODE_BYTES`, is left out: a process takes it once, and
+    much the same with every strategy. Under `ulimit -v` it is the growth of the address space, if
+    that is more. Only Linux can reset the high-water mark (`man 5 proc_pid_clear_refs`), and some
+    containers do not let it be written.
 
     Args:
         run: as for `measured_growth`.
         proc: the folder of this process under `/proc`.
     """
+    code = code_bytes(proc)  # reading it takes memory too, so first of all
     gc.collect(0)  # JAX lets go of host arrays when the collector runs, of whatever generation
     _give_back_heap()
     _await_frees(proc)
@@ -196,12 +199,11 @@ def process_growth(run: Callable[[], T], proc: Path = _PROC) -> tuple[T, int | N
     # counters per core, and one counter's error cancels where two would add.
     # Garbage that is collected meanwhile would be used again without growth.
     with no_garbage_collection(), _address_space_at_its_peak(proc) as size:
-        code = code_bytes(proc)
         before = _status_bytes(proc, "VmHWM")
         result = run()
         after = _status_bytes(proc, "VmHWM")
         peak = _status_bytes(proc, "VmPeak")
-        code = max(0, code_bytes(proc) - code)
+        code = min(code_bytes(proc) - code, CODE_BYTES)
     if before is None or after is None:
         return result, None
     growth = max(0, after - before - code)
@@ -237,19 +239,21 @@ def _address_space_at_its_peak(proc: Path) -> Iterator[int | None]:
     """Gives the bytes of address space from which its peak grows, under `ulimit -v`; else None.
 
     What is only reserved counts against that limit too. Its peak cannot be reset, so the address
-    space is brought up to it by a mapping that takes no memory, but a quarter of the room at most:
-    half of it counts as free. What is then still missing counts as growth, which is safe.
+    space is brought up to it by a mapping that takes no memory, but an eighth of the room at most,
+    which the run then has not. What is still missing counts as growth, which is safe.
     """
     limit, size = _address_space_limit(proc), _status_bytes(proc, "VmSize")
     peak = _status_bytes(proc, "VmPeak")
     if limit is None or size is None or peak is None:
         yield None
         return
-    missing = min(peak - size, (limit - size) // 4)
-    if missing <= 0:
+    missing = max(0, min(peak - size, (limit - size) // 8))
+    try:
+        held = mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+    except (OSError, ValueError):  # there is nothing to hold, or no room by now
         yield size
         return
-    with mmap.mmap(-1, missing, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0):
+    with held:
         yield size + missing
 
 
@@ -284,12 +288,12 @@ def _give_back_heap() -> None:
 
 
 class Relief:
-    """Keeps this process to a limit while programs are timed on a CPU.
+    """Gives free memory back while programs are timed in turn on a CPU.
 
     The C library keeps what is freed, in as many pieces as programs that alternate leave it in:
     several times what one of them needs. Called between runs, this hands free pages back once the
-    process has grown by half of the limit; the next run has the other half. It must take its pages
-    anew, which costs time, so not sooner.
+    process has grown by half of the limit, and again after as much growth that it cannot undo. Not
+    sooner: the next run takes its pages anew, which costs time.
 
     Args:
         device: where programs run.
@@ -337,7 +341,7 @@ def peak_bytes(
 
     The larger of plan and growth counts. The plan misses what libraries allocate; growth misses
     what was allocated in memory that the process already had. Growth of a process that exceeds
-    the plan by less than `FIRST_RUN_BYTES` says nothing: a first run also maps code and stacks.
+    the plan by less than `FIRST_RUN_BYTES` says nothing: a first run also maps stacks and tables.
 
     Args:
         argument_bytes: bytes of the arguments.

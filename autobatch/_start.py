@@ -1,6 +1,6 @@
 """Where a tuning starts: at nothing, at a record that goes on, or at what a crash has left.
 
-A pure function. What is tried from there on is in `_search`.
+Pure functions. What is tried from there on is in `_search`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from autobatch._bound import tree_bytes
 from autobatch._choose import choose, total_s
-from autobatch._record import Limits, Outcome, Record, Status
+from autobatch._eligibility import depends_on_values
+from autobatch._record import Facts, Limits, Outcome, Record, Status
 from autobatch._search import reopened
 from autobatch._strategies import FAMILIES, MAP, UNROLLED, VMAP, Family, Strategy, chunked
+from autobatch._workload import Workload, equations
 
 CONTENDER = 1.25
 """A candidate whose total at a glance is this many times the least will not win."""
@@ -96,6 +100,27 @@ def start(
             *(each for each in kept if each.strategy not in again),
             *(each for each in begun.kept if each.strategy not in known),
         ),
+    )
+
+
+def known_facts(workload: Workload, arrays: Any, *, bound_bytes: int, output_bytes: int) -> Facts:
+    """Returns what is known of a workload before anything is measured.
+
+    Args:
+        workload: what is mapped.
+        arrays: the arrays of the call.
+        bound_bytes: the bound of `vmap`'s memory.
+        output_bytes: of its outputs.
+    """
+    pairs = zip(workload.arguments, workload.in_axes, strict=True)
+    argument_bytes, row = tree_bytes(arrays), workload.row
+    return Facts(
+        argument_bytes=argument_bytes,
+        mapped_bytes=tree_bytes([argument for argument, axis in pairs if axis is not None]),
+        output_bytes=output_bytes,
+        working_bytes=max(0, bound_bytes - argument_bytes - output_bytes),
+        equations=0 if row is None else sum(1 for _ in equations(row.jaxpr)),
+        depends_on_values=row is not None and depends_on_values(row),
     )
 
 

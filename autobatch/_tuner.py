@@ -17,7 +17,7 @@ import jax
 from autobatch import _measure, _memory
 from autobatch._bound import tree_bytes
 from autobatch._choose import LEAST_GAIN, choose, total_s
-from autobatch._eligibility import depends_on_values, has_callback, may_not_end
+from autobatch._eligibility import has_callback, may_not_end
 from autobatch._errors import is_out_of_memory, warn_once
 from autobatch._gate import Need, predicted_bytes
 from autobatch._instruments import Instruments
@@ -26,12 +26,11 @@ from autobatch._key import device_in_words
 from autobatch._load import contention
 from autobatch._measure import Reference, Trial
 from autobatch._nesting import busy
-from autobatch._record import Facts, Outcome, PeakSource, Record, Status
+from autobatch._record import Outcome, PeakSource, Record, Status
 from autobatch._report import announcement, summary
 from autobatch._search import Search, over_memory
-from autobatch._start import CONTENDER, start
+from autobatch._start import CONTENDER, known_facts, start
 from autobatch._strategies import VMAP, Strategy, rows_at_once
-from autobatch._workload import equations
 
 LOGGER = logging.getLogger("autobatch")
 
@@ -89,7 +88,12 @@ class _Tuning:
         self._is_called_back = row is not None and has_callback(row)
         # Before anything is compiled: misuse is the user's error.
         self._default: Trial | None = self._trace(VMAP)
-        self._facts = self._known_facts(self._default)
+        self._facts = known_facts(
+            job.workload,
+            job.arrays,
+            bound_bytes=self._default.bound_bytes,
+            output_bytes=tree_bytes(self._default.traced.jaxpr.out_avals),
+        )
         begun = start(
             job.limits,
             may_hang=row is not None and may_not_end(row),
@@ -152,20 +156,6 @@ class _Tuning:
         if self._job.supervision is not None:
             self._job.supervision.trying(strategies, phase)
 
-    def _known_facts(self, default: Trial) -> Facts:
-        workload = self._job.workload
-        pairs = zip(workload.arguments, workload.in_axes, strict=True)
-        outputs = tree_bytes(default.traced.jaxpr.out_avals)
-        row = workload.row
-        return Facts(
-            argument_bytes=tree_bytes(self._job.arrays),
-            mapped_bytes=tree_bytes([argument for argument, axis in pairs if axis is not None]),
-            output_bytes=outputs,
-            working_bytes=max(0, default.bound_bytes - tree_bytes(self._job.arrays) - outputs),
-            equations=0 if row is None else sum(1 for _ in equations(row.jaxpr)),
-            depends_on_values=row is not None and depends_on_values(row),
-        )
-
     def _trace(self, strategy: Strategy) -> Trial:
         job, program = self._job, self._job.new_program()
         with program.prepared(job.workload, strategy):
@@ -206,9 +196,8 @@ class _Tuning:
     def _run(self, trial: Trial) -> None:
         job, instruments = self._job, self._instruments
         self._trying("run", trial.strategy)
-        again_by = -math.inf if self._trials or self._is_called_back else self._deadline
         call = (self._args, self._kwargs, job.device, instruments)
-        outputs = _measure.first_run(trial, *call, again_by)
+        outputs = _measure.first_run(trial, *call, self._may_repeat)
         if self._reference is None:
             self._reference = Reference(outputs, job.workload.sums)
         else:
@@ -237,6 +226,14 @@ class _Tuning:
             care=self._care,
             once=self._is_called_back,
         )
+
+    def _may_repeat(self, trial: Trial) -> bool:
+        """Returns whether a first run may be repeated; if so, says that another begins."""
+        ends = self._instruments.clock() + (trial.first_run_s or 0.0)
+        if self._trials or self._is_called_back or ends > self._deadline:
+            return False
+        self._trying("run", trial.strategy)
+        return True
 
     def _time(self) -> None:
         """Tells apart those of the trials that may win, and how far two measurements differ."""

@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -86,10 +88,11 @@ def tuned(name: str, memory_mib: str) -> dict[str, Any]:
     """Child: returns the growth over tuning and a call, and what came of them."""
     fun, in_axes, args = _warm(name)
     function = autobatch(fun, in_axes, store=False, budget=_budget(memory_mib))
-    result, growth = _grown(lambda: function(*args))
+    with _HighWater() as water:
+        result = jax.block_until_ready(function(*args))
     plan = function.plan(*args)
     return {
-        "growth": growth,
+        "growth": water.growth / MIB,
         "strategy": str(plan.strategy),
         "right": _is_right(fun, in_axes, args, result),
         "statuses": [(str(each.strategy), each.status) for each in plan.outcomes],
@@ -132,6 +135,43 @@ def _grown(run: Callable[[], Any]) -> tuple[Any, float]:
     result, growth = process_growth(lambda: jax.block_until_ready(run()))
     assert growth is not None, "this system does not let the high-water mark be reset"
     return result, (growth + code_bytes() - code) / MIB
+
+
+class _HighWater:
+    """How far this process grows: its high-water mark is read again and again.
+
+    Once would not do, since autobatch resets the mark whenever it measures a run.
+    """
+
+    def __init__(self) -> None:
+        self._process, self._end = psutil.Process(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._before = self._process.memory_info().rss
+        self._most = self._before
+
+    def __enter__(self) -> _HighWater:
+        Path("/proc/self/clear_refs").write_text("5")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._read()
+
+    @property
+    def growth(self) -> int:
+        """Bytes."""
+        return self._most - self._before
+
+    def _watch(self) -> None:
+        while not self._end.wait(1e-3):
+            self._read()
+
+    def _read(self) -> None:
+        status = Path("/proc/self/status").read_text()
+        kibibytes = status.partition("VmHWM:")[2].split(maxsplit=1)[0]
+        self._most = max(self._most, int(kibibytes) * 1024)
 
 
 def _is_right(fun: Any, in_axes: Any, args: tuple[Any, ...], result: Any) -> bool:

@@ -17,6 +17,8 @@ from autobatch._instruments import Instruments
 from autobatch._measure import Reference, Trial
 from autobatch._strategies import MAP, VMAP, Strategy
 
+CPU = SimpleNamespace(platform="cpu")
+
 
 class Clock:
     """Seconds that pass only when something is run."""
@@ -52,31 +54,32 @@ def instruments(clock: Callable[[], float]) -> Instruments:
 def test_the_first_run_is_no_sample() -> None:
     clock = Clock()
     trial = fake_trial(clock, 5.0, 2.0)
-    _measure.first_run(trial, (), {}, None, instruments(clock), 1e9)
+    _measure.first_run(trial, (), {}, CPU, instruments(clock), lambda _: True)
     _measure.glance(trial, None, (), {}, instruments(clock))
     assert (trial.first_run_s, trial.run_s) == (5.0, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("grown", "platform", "again_by", "runs", "growth"),
+    ("grown", "platform", "may_repeat", "runs", "growth"),
     [
-        ([30, 5], "cpu", 10.0, 2, 22),  # what libraries keep for ever is 8 MiB at most
-        ([12, 5], "cpu", 10.0, 2, 5),
-        ([12, 15], "cpu", 10.0, 2, 12),
-        ([12, 5], "cpu", 9.0, 1, 12),
-        ([12, 5], "gpu", 10.0, 1, 12),
-        ([3, 0], "cpu", 10.0, 1, 3),  # as planned, but for a mebibyte
-        ([None, 0], "cpu", 10.0, 1, None),
+        ([30, 5], "cpu", True, 2, 22),  # what libraries keep for ever is 8 MiB at most
+        ([12, 5], "cpu", True, 2, 5),
+        ([12, 15], "cpu", True, 2, 12),
+        ([12, None], "cpu", True, 2, 12),
+        ([12, 5], "cpu", False, 1, 12),
+        ([12, 5], "gpu", True, 1, 12),
+        ([3, 0], "cpu", True, 1, 3),  # as planned, but for a mebibyte
+        ([None, 0], "cpu", True, 1, None),
     ],
 )
 def test_a_second_run_tells_what_the_first_took_once_and_for_all(
-    grown: list[int | None], platform: str, again_by: float, runs: int, growth: int | None
+    grown: list[int | None], platform: str, may_repeat: bool, runs: int, growth: int | None
 ) -> None:
     clock, left = Clock(), [each and each << 20 for each in grown]
     trial = fake_trial(clock, 5.0, 2.0, planned_bytes=2 << 20)
     measure = Instruments(clock=clock, growth=lambda run, _: (run(), left.pop(0)))
     device = SimpleNamespace(platform=platform)
-    outputs = _measure.first_run(trial, (), {}, device, measure, again_by)
+    outputs = _measure.first_run(trial, (), {}, device, measure, lambda _: may_repeat)
     assert outputs.shape == (1,)
     assert trial.growth_bytes == (growth and growth << 20)
     assert trial.program.calls == runs  # pyright: ignore[reportAttributeAccessIssue]
