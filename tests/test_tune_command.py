@@ -127,7 +127,11 @@ closed = closing(jnp.eye(4))
 PLAIN = ("target:plain", "--in-axes", "(None, 0)", "--arg", "f32[4,4]")
 OWN = ("target:own", "--arg", "f32[4,4]", "--arg", "f32[8,4]")
 GRADIENT = ("--for-gradient",)
-COMMAND = "import sys; sys.argv[0] = 'autobatch'; from autobatch._cli import main; main()"
+COMMAND = """import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+sys.argv[0] = 'autobatch'
+from autobatch._cli import main
+main()"""
 
 Run = Callable[..., Result]
 
