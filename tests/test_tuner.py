@@ -207,15 +207,16 @@ def test_the_first_candidate_is_looked_at_twice_if_that_runs_no_callback(
     assert len(looks) == statuses.count("measured") + more
 
 
+@pytest.mark.parametrize("growth", [9_000, 900_000])  # less than a mebibyte says nothing
 def test_what_small_chunks_needed_corrects_a_bound_that_is_too_high(
-    monkeypatch: pytest.MonkeyPatch,
+    growth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fused(x: Any) -> Any:  # twenty values alive in the jaxpr, none in the fused program
         parts = [jnp.sin(x + i) for i in range(20)]
         return sum(parts[1:], parts[0]).sum()
 
     x = rows(128, 1024)
-    use(monkeypatch, growth=lambda run, _: (run(), 9_000), planned=lambda _: 9_000)
+    use(monkeypatch, growth=lambda run, _: (run(), growth), planned=lambda _: 9_000)
     plan = autobatch(fused, budget=Budget(memory=2 * x.nbytes)).plan(x)
     assert outcomes(plan)["vmap"].status == "measured"
     assert (outcomes(plan)["vmap"].predicted_bytes or 0) > 2 * x.nbytes
