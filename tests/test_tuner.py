@@ -26,6 +26,7 @@ from autobatch import (
     _derivative,
     _dispatch,
     _measure,
+    _memory,
     _planner,
     _recall,
     _tuner,
@@ -184,6 +185,21 @@ def test_growth_beyond_the_limit_stops_larger_candidates(monkeypatch: pytest.Mon
     assert "vmap" not in ran
     assert outcomes(plan)["vmap"].status == "over-memory"
     assert "not run" in str(outcomes(plan)["vmap"].reason)
+
+
+def test_a_tuning_keeps_to_its_own_limit_between_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int | None] = []
+    reliefs: list[int | None] = []
+
+    def relief(_: Any, limit_bytes: int | None) -> Callable[[], None]:
+        limits.append(limit_bytes)
+        return lambda: reliefs.append(limit_bytes)
+
+    monkeypatch.setattr(_memory, "Relief", relief)
+    autobatch(fun, budget=Budget(memory=10**9)).plan(rows())
+    assert limits == [10**9]
+    assert reliefs
+    assert set(reliefs) == {10**9}
 
 
 def told(x: Any) -> Any:
